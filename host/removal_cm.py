@@ -37,11 +37,11 @@ REMOVALS: dict[str, Removal] = {
     ),
     "cm-number-back": Removal(
         "host/bpf/src/bpf/cm.c", "give_number(e, number);\n\treturn 1;", "return 1;",
-        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+        ("kernel:kernel::deleted_macroflow_makes_room_for_another",),
     ),
     "cm-goes-on": Removal(
         "host/bpf/src/bpf/connection.h", "goes_on && sent < 0", "0 && goes_on && sent < 0",
-        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+        ("kernel:kernel::deleted_macroflow_makes_room_for_another",),
     ),
     "cm-weight": Removal(
         "host/bpf/src/bpf/share.h", "CM_STRIDE / (slot->weight ? slot->weight : 1)", "CM_STRIDE",

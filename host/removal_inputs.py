@@ -15,29 +15,29 @@ REMOVALS: dict[str, Removal] = {
     "inputs-renamed": bpf(
         "if (scan->last != INPUTS_NAME)",
         "if (1)",
-        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
+        "inputs::clients_field_is_renamed_at_any_segment_boundary",
         file="inputs.h",
     ),
     "inputs-cut": bpf(
         "bool follows = before && before->next == s->seq;",
         "bool follows = 0 && before;",
-        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
+        "inputs::clients_field_is_renamed_at_any_segment_boundary",
         file="inputs.h",
     ),
     "inputs-overwritten": bpf(
         "else if (s.length && verdict == NEXT && !blank_fields(skb, &s))",
         "else if (0 && !blank_fields(skb, &s))",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+        "inputs::servers_field_is_overwritten_in_every_segment",
     ),
     "inputs-of-former": bpf(
         "bpf_map_delete_elem(&blanks, &s.key);\n\t\telse",
         "(void)0;\n\t\telse",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+        "inputs::servers_field_is_overwritten_in_every_segment",
     ),
     "inputs-numbers-again": bpf(
         "if (after(s->seq, b.to + BLANK_BEHIND)) {",
         "if (0) {",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+        "inputs::servers_field_is_overwritten_in_every_segment",
         file="inputs.h",
     ),
     "inputs-resumed": trods(

@@ -22,10 +22,10 @@ def named(old: str, new: str, test: str, file: str = "read.rs") -> Removal:
     return trods(f"ts/{file}", old, new, f"trods:ts::{file.removesuffix('.rs')}::tests::{test}")
 
 
-NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
+NAMED = "request_is_acknowledged_only_with_named_timestamp"
 UNNAMED = "unlisted_target_continues_unnamed"
 HELD_UNNAMED = "unlisted_response_is_held_for_recording"
-BOUND = "bound_client_gets_its_object_or_nothing"
+BOUND = "client_with_hole_gets_only_its_object"
 REFLECTED = "final_ack_is_reflected_as_ack_of_request"
 NOT_THIS = "segment_of_other_connection_gives_nothing"
 DONE = "finished_client_is_not_resumed"
@@ -83,21 +83,21 @@ REMOVALS: dict[str, Removal] = {
     "ts-ahead": stamps(
         "#define AHEAD (INDICES / 2 - 1)",
         "#define AHEAD (INDICES - 1)",
-        "values_never_go_back_and_are_never_out_of_reach",
+        "timestamps_increase_within_reach_of_echo",
         file="ts_maps.h",
     ),
     "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
     "ts-whole": stamps("if (p.ends != length)", "if (!p.ends)", UNNAMED, file="ts_object.h"),
     "ts-fields": stamps("if (p.has_fields || ", "if (", UNNAMED, file="ts_object.h"),
     "ts-host": stamps("\t\thost->target = add_octet(host->target, octet);\n", "", UNNAMED, file="ts_object.h"),
-    "ts-long-host": stamps("!host.ended || ", "", "host_that_is_too_long_is_no_other_host", file="ts_object.h"),
+    "ts-long-host": stamps("!host.ended || ", "", "overlong_host_matches_no_other_site", file="ts_object.h"),
     "ts-no-host": stamps("!p.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
     "ts-two-hosts": stamps("\t\tif (p->host)\n\t\t\tp->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(
-        "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
+        "if (sum_words(octets, length) != head->sum)", "if (0)", "unknown_response_head_is_not_named", file="ts_object.h"
     ),
     "ts-second": stamps(
-        "else if (after(s->seq + s->length, st->client_next))", "else if (0)", "a_second_request_is_named_no_more"
+        "else if (after(s->seq + s->length, st->client_next))", "else if (0)", "second_request_is_not_named"
     ),
     "ts-echoed-late": stamps(
         "if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))",
@@ -144,12 +144,12 @@ REMOVALS: dict[str, Removal] = {
     "ts-recorded-later": stamps(
         "if (!limits || limits->flags & LIMITS_RECORDED)",
         "if (!limits || limits->flags + 1)",
-        "a_second_request_is_recorded_where_that_can_be",
+        "second_request_is_recorded_if_possible",
     ),
     "ts-has-all": stamps(
         "st->client_next) && is_named && !has_all)",
         "st->client_next) && 0)",
-        "a_second_request_is_recorded_where_that_can_be",
+        "second_request_is_recorded_if_possible",
     ),
     "ts-request-told": stamps(
         "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output",

@@ -46,11 +46,11 @@ FIRST_FLIGHT = "it:digests::first_flight_is_compared_without_digests"
 FIRST = "completed_handshake_opens_connection_and_copies_client_data"
 DEAD = "fin_of_dying_process_leaves_only_at_announced_end"
 ORPHAN = "unknown::segments_of_orphan_are_parked_until_new_handshake"
-RESET = "unknown::no_reset_leaves_a_connection_that_is_protected_or_looked_for"
+RESET = "unknown::protected_and_parked_connections_are_not_reset"
 LEASE = "nothing_leaves_after_lease_ends"
 HELD_BY_OTHERS = "unknown::pinned_connection_is_handed_on_once_and_kernel_is_muted"
-DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
-LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
+DAMAGED = "damaged_segment_is_left_to_the_kernel"
+LINGERS = "bpf:linger::tests::programs_outlive_killed_process_but_not_detaching_one"
 NEWER = "trods:hold::rescue::tests::stale_record_does_not_hide_newer_record"
 READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_current_adopter"
 RESETS_NOBODY = "trods:lease::tests::no_rst_without_plain_tcp_or_pins"
@@ -122,21 +122,21 @@ REMOVALS: dict[str, Removal] = {
         "host/bpf/src/trods/presence.rs",
         "if found.uid() != geteuid().as_raw() && found.uid() != 0 || found.mode() & 0o022 != 0 {",
         "if false {",
-        ("bpf:trods::presence::tests::a_folder_that_others_can_write_is_refused",),
+        ("bpf:trods::presence::tests::folder_writable_by_others_is_refused",),
     ),
     # Frames of the server's kernel: data, acknowledgements, FIN, RST.
-    "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
+    "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_limit_goes_to_tap"),
     "ack": bpf(
-        "if (s.flags & ACK && after(s.ack, ack)) {", "if (0) {", "no_acknowledgement_leaves_beyond_the_limit"
+        "if (s.flags & ACK && after(s.ack, ack)) {", "if (0) {", "acknowledgement_beyond_limit_is_lowered_or_withheld"
     ),
     "ack-withheld": bpf(
-        "if (!s.length && !(s.flags & FIN)) {", "if (0) {", "no_acknowledgement_leaves_beyond_the_limit"
+        "if (!s.length && !(s.flags & FIN)) {", "if (0) {", "acknowledgement_beyond_limit_is_lowered_or_withheld"
     ),
-    "ack-clamped": bpf("if (!clamp_ack(skb, &s, ack))", "if (0)", "no_acknowledgement_leaves_beyond_the_limit"),
+    "ack-clamped": bpf("if (!clamp_ack(skb, &s, ack))", "if (0)", "acknowledgement_beyond_limit_is_lowered_or_withheld"),
     "fin": bpf(
         "if (s.flags & FIN && !",
         "if (0 && !",
-        "a_fin_leaves_at_its_place_alone",
+        "fin_leaves_only_at_allowed_number",
     ),
     "fin-of-dead": bpf("return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);", "return true;", DEAD),
     "dead-over": bpf("bpf_map_delete_elem(&dying, key);", ";", DEAD),
@@ -146,7 +146,7 @@ REMOVALS: dict[str, Removal] = {
         "close_by_dying_process_is_distinguished",
         file="dying.c",
     ),
-    "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
+    "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "fin_leaves_only_at_allowed_number"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
     "rst-settling": bpf(
         "is_pinned || now < lease->settling || since",
@@ -199,11 +199,11 @@ REMOVALS: dict[str, Removal] = {
     # Which handshakes open a protected connection.
     "handshake": bpf("|| s->ack != opening->server_next || s->seq != opening->client_next)", ")", FIRST),
     "syn-data": bpf("!s->length && load_header(skb, s, opening->syn)", "load_header(skb, s, opening->syn)",
-                    "a_syn_with_data_opens_nothing"),
+                    "syn_with_data_opens_no_connection"),
     "other-syn": bpf("if (s.seq + 1 != limits->first) {", "if (0) {",
-                     "another_connection_between_the_same_ports_is_another"),
+                     "new_connection_between_same_ports_replaces_former"),
     "fragments": bpf(" || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET", "",
-                     "foreign_segments_pass", file="segment.h"),
+                     "segments_of_other_services_pass", file="segment.h"),
     # Segments of a connection that is here are not passed on, whatever was recorded about it before.
     "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
     "known-rule": agent(
@@ -227,7 +227,7 @@ REMOVALS: dict[str, Removal] = {
         "let _ = (dead, first, set);",
         (LINGERS,),
     ),
-    "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "nothing_begins_under_a_process_that_died"),
+    "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "dead_process_gets_no_new_connections"),
     # A segment passes only after its record is stored at another replica.
     "strays": agent(
         'counter drop"\n    );',

@@ -33,24 +33,24 @@ REMOVALS: dict[str, Removal] = {
     "outside": bpf(
         "if (!is_acceptable(&s, heard, limits, 1)) {",
         "if (0) {",
-        "segments_outside_of_the_window_change_nothing",
+        "segments_outside_window_change_no_state",
     ),
     "outside-number": bpf(
         "if (s->seq - limits->ack + CLIENT_BEHIND >= CLIENT_BEHIND + CLIENT_AHEAD)",
         "if (0)",
-        "segments_outside_of_the_window_change_nothing",
+        "segments_outside_window_change_no_state",
         file="window.h",
     ),
     "outside-acknowledgement": bpf(
         "return ack - limits->acked + ACK_BEHIND <= reach + beyond;",
         "return reach | beyond | 1;",
-        "segments_outside_of_the_window_change_nothing",
+        "segments_outside_window_change_no_state",
         file="window.h",
     ),
     "outside-stamped": bpf(
         "if (held && !is_acceptable(",
         "if (0 && !is_acceptable(",
-        "stamped::segments_outside_of_the_window_change_no_stamped_connection",
+        "stamped::segments_outside_window_change_no_stamped_connection",
         file="ts.h",
     ),
 }

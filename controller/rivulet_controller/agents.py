@@ -139,8 +139,8 @@ class Agent:
 
     @property
     def asks(self) -> bool:
-        """Whether it still lacks the update, or the knowledge which connections other replicas
-        hold.
+        """Whether its replica is not up to date yet: the agent lacks the update, or does not know
+        yet which connections other replicas hold.
         """
         if self.report is None or not self.plain:
             return True

@@ -32,6 +32,6 @@ machine."""
 
 
 def install() -> None:
-    """Installs both in finsy. May be called more than once."""
+    """Replaces finsy's function and timeout by ours. May be called more than once."""
     setattr(finsy.p4client, "_DEFAULT_RPC_TIMEOUT", RPC_TIMEOUT_S)  # noqa: B010 (not among its public names)
     setattr(finsy.p4client, "grpc_channel", _channel)  # noqa: B010 (not among its public names)

@@ -145,7 +145,7 @@ def _reason(answer: httpx.Response) -> str:
 
 
 CONTROL = "/run/rivulet/control.sock"
-"""The control socket (`listen.control`) of packaged controllers."""
+"""Path of the control socket (`listen.control`) in the packaged configuration."""
 
 
 def default_address() -> str:

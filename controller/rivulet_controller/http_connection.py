@@ -15,8 +15,9 @@ CONNECTIONS_MAX = 200
 """Connections of a listener; with more, requests are answered with 503."""
 
 IDLE_FROM = 100
-"""Connections from which on idle ones are closed. The remaining places are for requests that are
-being answered."""
+"""Number of open connections from which on idle ones are closed. The places above it are for
+requests that are being answered.
+"""
 
 
 class HttpConnection(H11Protocol):

@@ -1,4 +1,4 @@
-"""The base of the models of the rack's description."""
+"""The base class of the models of the rack's description."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Model(BaseModel):
-    """Fields that nothing changes, and no others."""
+    """Immutable fields; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

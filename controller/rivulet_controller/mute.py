@@ -96,7 +96,9 @@ class MuteWatch:
         return max(self._watched[replica].until - now, 0.0)
 
     def take_back(self, replica: str, now: float) -> None:
-        """An operator undrained it: tries it now, with the shortest pause next time."""
+        """An operator undrained the replica: uses it again now, and with the shortest pause if it
+        becomes mute again.
+        """
         if known := self._watched.get(replica):
             known.out, known.pause = False, 0.0
             known.begin(now)

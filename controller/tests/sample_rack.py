@@ -72,7 +72,7 @@ def config(text: str = RACK) -> Config:
 
 
 def held(kind: Kind, epoch: int) -> bool:
-    """As if every replica and ToR held every key."""
+    """A predicate for rings under which every replica and ToR holds every key."""
     return True
 
 

@@ -36,7 +36,7 @@ class Flow:
         got = self.out.read_bytes() if self.out.exists() else b""
         assert not well or got == self.wanted, f"port {self.port}: the client reports success"
         # Bytes of an interrupted transfer must be correct up to its end.
-        assert well or self.wanted.startswith(got), f"port {self.port}: wrong octets"
+        assert well or self.wanted.startswith(got), f"port {self.port}: wrong bytes"
         return well
 
 

@@ -168,7 +168,7 @@ async def test_plan_shows_and_apply_writes(tmp_path: Path) -> None:
         assert [r["what"] for r in audit_records(tmp_path)] == ["apply"]
 
 
-async def test_a_broken_configuration_is_refused_with_its_lines(tmp_path: Path) -> None:
+async def test_invalid_configuration_is_refused_with_lines(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, switch, client):
         before = switch.lines()
         for path in ("/api/plan", "/api/apply"):

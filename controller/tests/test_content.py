@@ -1,4 +1,6 @@
-"""The content of a stateless service: the majority's, one at a time, and no connection gets two."""
+"""The content of a stateless service: one version is in force at a time, that of the majority, and
+no connection gets bytes of two versions.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ async def switch() -> AsyncIterator[FakeSwitch]:
         yield fake
 
 
-async def test_an_empty_switch_gets_everything_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_empty_switch_gets_all_entries_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "the switch holds what it should")
         assert switch.pipelines_set == 1
@@ -74,7 +74,7 @@ async def test_restarted_controller_writes_no_unchanged_entry(switch: FakeSwitch
         assert switch.pipelines_set == 1 and controller.fleet.switches["tor1"].tor == tor
 
 
-async def test_a_restarted_switch_gets_everything_again_and_a_new_tor_id(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_restarted_switch_gets_all_entries_and_new_tor_id(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         first = controller.fleet.switches["tor1"].tor
@@ -86,7 +86,7 @@ async def test_a_restarted_switch_gets_everything_again_and_a_new_tor_id(switch:
         assert first.sketch_keys != second.sketch_keys
 
 
-async def test_only_the_differences_are_written(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_only_differences_are_written(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
     foreign = p4r.Entity()
@@ -107,7 +107,7 @@ async def test_only_the_differences_are_written(switch: FakeSwitch, tmp_path: Pa
         assert kinds == [("INSERT", "slots"), ("MODIFY", "pools"), ("DELETE", "slots")]
 
 
-async def test_a_changed_line_is_one_write(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_changed_line_causes_one_write(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         switch.writes.clear()
@@ -117,7 +117,7 @@ async def test_a_changed_line_is_one_write(switch: FakeSwitch, tmp_path: Path) -
         ]
 
 
-async def test_a_service_comes_and_goes_without_touching_others(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_adding_and_removing_service_leaves_others_unchanged(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         before = switch.lines()
@@ -138,7 +138,7 @@ async def test_a_service_comes_and_goes_without_touching_others(switch: FakeSwit
     ("code", "advice"),
     [(rpc_code.RESOURCE_EXHAUSTED, "the table is full"), (rpc_code.INVALID_ARGUMENT, "does not accept this value")],
 )
-async def test_a_refused_write_keeps_the_last_good_state(
+async def test_refused_write_keeps_last_good_state(
     switch: FakeSwitch, tmp_path: Path, code: int, advice: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(switch, tmp_path) as controller:
@@ -180,7 +180,7 @@ async def test_foreign_program_is_kept_without_take_over(switch: FakeSwitch, tmp
         await until(lambda: as_described(controller, switch), "taken over")
 
 
-async def test_an_older_version_of_our_program_is_replaced(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_older_version_of_our_program_is_replaced(switch: FakeSwitch, tmp_path: Path) -> None:
     old = NAMES.schema.get_pipeline_config()
     switch.pipeline = p4r.ForwardingPipelineConfig()
     switch.pipeline.CopyFrom(old)
@@ -473,7 +473,7 @@ async def test_rotation_on_demand_and_by_time(
             controller.rotate("nobody", frozenset({Kind.NONCE}))
 
 
-async def test_keys_of_heartbeats_are_used_once_tor_and_replicas_hold_them(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_heartbeat_key_is_used_once_all_hold_it(switch: FakeSwitch, tmp_path: Path) -> None:
     def newest() -> dict[int, int]:
         rows = [line for line in switch.lines() if line.startswith("heartbeat_keys[") and "replica=0x0" in line]
         return {int(r.split("key_epoch=")[1].split()[0], 16): int(r.split("newest=")[1][:3], 16) for r in rows}
@@ -611,7 +611,7 @@ async def test_returned_replica_gets_plain_tcp_once_steady(switch: FakeSwitch, t
         await until(lambda: controller.view("r1").readmitted, "a heartbeat came")
 
 
-async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_lost_switch_and_lost_agent_are_explained(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: "tor1" in controller.fleet.health.before, "two readings")
         assert controller.view("r1").state == "silent"
@@ -624,7 +624,7 @@ async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, 
         assert "no heartbeats arrive, and its agent is not connected" in controller.view("r1").reason
 
 
-async def test_decisions_survive_the_controller(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_decisions_survive_controller_restart(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         await controller.decide("r3", weight=1)

@@ -38,7 +38,7 @@ def everything(text: str) -> list[Entry]:
         TWO_RACKS + "    plain: stateless\n",
     ],
 )
-def test_every_entry_encodes_against_the_committed_p4info(text: str) -> None:
+def test_every_entry_fits_committed_p4info(text: str) -> None:
     for item in everything(text):
         item.entity().encode(NAMES.schema)
         if isinstance(item, Entry):
@@ -47,7 +47,7 @@ def test_every_entry_encodes_against_the_committed_p4info(text: str) -> None:
             assert item.default or {f.alias for f in table.match_fields} >= {name for name, _ in item.match}
 
 
-def test_agents_and_switches_agree_on_slots_while_replicas_drain() -> None:
+def test_agents_and_switches_get_equal_slots_during_drain() -> None:
     rack, state = config(RACK), State()
     away = frozenset({"r1", "r2"})
     parts = fragments(rack, state=state, draining=away)
@@ -57,12 +57,12 @@ def test_agents_and_switches_agree_on_slots_while_replicas_drain() -> None:
     assert {*service.slots[::2]} == {service.replica}
 
 
-def test_installation_order_names_every_table_that_the_controller_fills() -> None:
+def test_insertion_order_has_every_filled_table() -> None:
     const = {table.alias for table in NAMES.schema.tables if table.is_const}
     assert set(ORDER) == {table.alias for table in NAMES.schema.tables} - const
 
 
-def test_a_small_rack_line_by_line() -> None:
+def test_entries_of_small_rack() -> None:
     found = lines(fragments(config()))
     assert {
         line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat", "second"))
@@ -136,7 +136,7 @@ def test_weak_requests_are_metered_by_default() -> None:
     assert 8 + cells["SYN"] not in meters and meters[8 + cells["UNPROVED"]] == 7
 
 
-def test_agents_and_switches_choose_slots_alike() -> None:
+def test_agents_and_switches_choose_equal_slots() -> None:
     rack, state = config(), State()
     parts = fragments(rack, state=state)
     configure = next(i for i in parts["service web"] if isinstance(i, Entry) and i.action == "configure")
@@ -150,7 +150,7 @@ def test_agents_and_switches_choose_slots_alike() -> None:
     assert words(service.slot_key) != words(derived(bytes(32), "slots", "web")), "it depends on the secret"
 
 
-def test_a_service_is_not_live_before_its_keys() -> None:
+def test_service_without_nonce_key_has_no_entries() -> None:
     found = lines(fragments(config(), keys=False))
     assert not any(line.startswith(("services[", "service_config[", "nonce_keys[")) for line in found)
     assert not any(WEB in line for line in found)
@@ -164,7 +164,7 @@ def test_a_service_is_not_live_before_its_keys() -> None:
     assert [i.table for i in deletes if isinstance(i, Entry)] == sorted(tables, key=lambda t: -order[t])
 
 
-def test_a_withdrawn_nonce_key_is_unusable_before_it_goes() -> None:
+def test_withdrawn_nonce_key_is_unusable_before_removal() -> None:
     lives = Lives(seal_rotation=1e6, nonce_rotation=10.0, resume=1e6, horizon=4.0)
     ring = KeyRing()
     for now in (0.0, 0.0, 10.0, 10.0, 15.0):
@@ -182,7 +182,7 @@ def test_a_withdrawn_nonce_key_is_unusable_before_it_goes() -> None:
     }
 
 
-def test_draining_changes_slots_and_maintenance_the_pool() -> None:
+def test_drain_changes_slots_and_maintenance_changes_pool() -> None:
     state = State()
     before = lines(fragments(config(), state=state))
     away = lines(fragments(config(), draining=frozenset({"r1"}), state=state))
@@ -212,7 +212,7 @@ def test_replicas_of_another_rack_are_reached_by_tunnel() -> None:
     )
 
 
-def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
+def test_each_replica_has_own_keys_with_tors() -> None:
     def held(kind: Kind, epoch: int) -> bool:
         return True
 
@@ -278,7 +278,7 @@ def test_path_mtu_limits_only_its_tunnel() -> None:
     assert changed.startswith("replicas[pool=0x0 replica=0x0] remote(") and "path_mtu=0x578" in changed
 
 
-def test_round_robin_has_an_order_of_its_own() -> None:
+def test_round_robin_has_separate_slot_set() -> None:
     rack = config(RACK + "    policy: round_robin\n")
     state = State()
     assert len(fragments(rack, state=state)["spray web"]) == 16
@@ -305,7 +305,7 @@ def test_tor_is_read_from_switch() -> None:
     assert dataclasses.replace(tor, sketch_keys=(0, 0)) != tor and "1, 2" not in repr(tor)
 
 
-def test_names_need_only_the_artifacts(tmp_path: Path) -> None:
+def test_names_need_only_compiled_files(tmp_path: Path) -> None:
     """An installed controller has no P4 sources beside it."""
     alone = Names(Path(shutil.copytree(ARTIFACTS, tmp_path / "p4")))
     for enum in ENUMS:

@@ -42,7 +42,7 @@ def settings(etcd: Server, prefix: str = "/rivulet/", lease: float = 2.0) -> Etc
     return Etcd(endpoints=(etcd.url,), prefix=prefix, lease=lease)
 
 
-def test_one_leads_and_only_it_can_write(etcd: Server) -> None:
+def test_only_the_leader_can_write(etcd: Server) -> None:
     config = settings(etcd, lease=30.0)
     client = EtcdClient(config)
     one, two = Leadership(client, config, "one"), Leadership(client, config, "two")
@@ -76,7 +76,7 @@ def test_leader_with_expired_lease_writes_nothing(etcd: Server) -> None:
         EtcdStore(client, config, one).save({"a": b"1"})
 
 
-def test_thousands_of_values_and_a_dead_etcd(etcd: Server) -> None:
+def test_many_values_are_saved_and_dead_etcd_is_reported(etcd: Server) -> None:
     config = settings(etcd, lease=30.0)
     client = EtcdClient(config)
     leadership = Leadership(client, config, "one")
@@ -143,7 +143,7 @@ async def two_controllers(folder: Path, etcd: Server) -> AsyncIterator[tuple[Two
                 both.lab.end(name)
 
 
-async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path: Path, etcd: Server) -> None:
+async def test_next_leader_rewrites_no_entry(tmp_path: Path, etcd: Server) -> None:
     async with two_controllers(tmp_path, etcd) as (both, switch):
         async with FakeAgent(f"unix:{tmp_path}/one.agents", "r1") as agent:
             await until(lambda: bool(agent.newest.services and agent.newest.services[0].usable_seal_epoch), "keys")

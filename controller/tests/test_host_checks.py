@@ -19,7 +19,7 @@ AT_HOST = "checks: host\n"
 STATELESS = RACK + "    plain: stateless\n"
 
 
-def test_only_rows_of_the_checks_are_left_out() -> None:
+def test_only_rows_of_checks_are_left_out() -> None:
     at_tor, at_host = lines(fragments(config(STATELESS))), lines(fragments(config(STATELESS + AT_HOST), names=HOST))
     gone = {line.partition("[")[0] for line in at_tor - at_host}
     assert gone == {"nonce_keys", "cookie_keys", "service_checks", "meter service_meters", "meter uncookied_meter"}
@@ -28,7 +28,7 @@ def test_only_rows_of_the_checks_are_left_out() -> None:
     assert "key_mode=0x0" in checks and "sum_mode=0x0" in checks and "nonce_epoch=0x1" in checks, "epochs are stamped"
 
 
-def test_every_row_is_of_a_table_of_the_program() -> None:
+def test_every_row_has_a_table_in_program() -> None:
     items = [item for part in fragments(config(STATELESS + AT_HOST), names=HOST).values() for item in part]
     named = {i.table if isinstance(i, Entry) else i.meter for i in items if isinstance(i, Entry | Meter)}
     assert named <= HOST.entities
@@ -57,7 +57,7 @@ def test_icmp_errors_stay_metered() -> None:
 
 
 @pytest.mark.parametrize(("text", "wanted"), [(RACK, "HALF_SIP_HASH"), (RACK + AT_HOST, "CRC32")])
-def test_agents_learn_the_hash_of_the_program(text: str, wanted: str) -> None:
+def test_agent_update_has_hash_function_of_program(text: str, wanted: str) -> None:
     rack, state = config(text), State()
     fragments(rack, state=state)
     numbers = numbers_of(rack, state)

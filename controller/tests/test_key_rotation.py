@@ -262,7 +262,7 @@ async def test_requests_never_outlive_their_key(seed: int, monkeypatch: pytest.M
     assert world.usable_seen[Kind.TOR], "a key of heartbeats came into use"
 
 
-async def test_a_clock_that_jumps_ahead_withdraws_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clock_jump_ahead_withdraws_no_key_early(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(random.Random(0), monkeypatch)
     await world.start()
     world.connect("r1")

@@ -29,7 +29,7 @@ def all_held(kind: Kind, epoch: int) -> bool:
     return True
 
 
-def test_a_key_is_not_usable_before_all_hold_it() -> None:
+def test_key_is_usable_once_all_hold_it() -> None:
     ring = KeyRing().tick(0.0, LIVES, none_held)
     assert [key.state for key in ring.keys] == [State.ACCEPTED] * len(SERVICE_KINDS)
     ring = ring.tick(1000.0, LIVES, none_held)
@@ -38,7 +38,7 @@ def test_a_key_is_not_usable_before_all_hold_it() -> None:
     assert all(ring.usable(kind) is not None for kind in SERVICE_KINDS)
 
 
-def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() -> None:
+def test_old_seal_key_lasts_as_long_as_continuations() -> None:
     ring = KeyRing().tick(0.0, LIVES, none_held).tick(0.0, LIVES, all_held)
     ring = ring.tick(10.0, LIVES, none_held)
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.USABLE), (2, State.ACCEPTED)]
@@ -62,7 +62,7 @@ def test_rotation_interval_ignores_distribution_time() -> None:
     assert made == pytest.approx([10.0 * n for n in range(10)], abs=0.2)
 
 
-def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
+def test_nonce_key_ends_one_horizon_after_successor() -> None:
     ring = KeyRing().tick(0.0, LIVES, none_held).tick(0.0, LIVES, all_held)
     ring = ring.tick(20.0, LIVES, none_held).tick(20.0, LIVES, all_held)
     gone = 20.0 + LIVES.horizon + CONFIRM_MARGIN_S
@@ -74,7 +74,7 @@ def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
     assert 1 not in [k.epoch for k in ring.tick(gone + WITHDRAWN_S, LIVES, none_held).of(Kind.NONCE)]
 
 
-def test_a_cookie_key_is_read_before_it_is_used_and_a_rotation_longer() -> None:
+def test_cookie_key_is_accepted_before_and_after_use() -> None:
     ring = KeyRing().tick(0.0, LIVES, none_held)
     assert ring.cookies() is None, "no replica holds it"
     ring = ring.tick(0.0, LIVES, all_held)
@@ -97,7 +97,7 @@ def test_a_cookie_key_is_read_before_it_is_used_and_a_rotation_longer() -> None:
     assert not any(key.state is State.WITHDRAWN for key in ring.of(Kind.COOKIE)), "a switch has no word for that"
 
 
-def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:
+def test_clock_jump_back_withdraws_no_key_early() -> None:
     ring = KeyRing().tick(1000.0, LIVES, none_held).tick(1000.0, LIVES, all_held)
     ring = ring.tick(1020.0, LIVES, none_held).tick(1020.0, LIVES, all_held)
     back = ring.tick(5.0, LIVES, none_held)
@@ -106,7 +106,7 @@ def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:
     assert {k.epoch for k in later.of(Kind.NONCE)} == {1, 2, 3}
 
 
-def test_one_usable_key_and_ordered_epochs_at_any_time() -> None:
+def test_ring_always_has_one_usable_key() -> None:
     rng = random.Random(7)
     ring, now = KeyRing(), 0.0
     for _ in range(3000):
@@ -122,7 +122,7 @@ def test_one_usable_key_and_ordered_epochs_at_any_time() -> None:
             assert had[kind] is None or ring.usable(kind) is not None, "a usable key vanished without a successor"
 
 
-def test_epochs_wrap_past_zero_and_secrets_stay_out_of_text() -> None:
+def test_epochs_skip_zero_and_text_hides_secrets() -> None:
     assert next_epoch(EPOCH_MAX) == 1
     ring = KeyRing().tick(0.0, LIVES, none_held)
     for key in ring.keys:

@@ -82,7 +82,7 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaderRack]
         etcd.kill()
 
 
-def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
+def test_download_survives_kill_of_leader(rack: LeaderRack) -> None:
     excluded = rack.exclusions()
     # Waits for the writes of the first seconds: readmissions and keys.
     rack.until(rack.take_plain_tcp, "all take plain TCP")
@@ -119,7 +119,7 @@ def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_kill_etcd_in_a_download(rack: LeaderRack) -> None:
+def test_download_survives_kill_of_etcd(rack: LeaderRack) -> None:
     before = described(rack)
     download = rack.under_way()
     rack.etcd.kill()

@@ -73,7 +73,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TalkRack]:
         yield rack
 
 
-def test_three_upgrades_under_a_download_ssh_and_a_websocket(rack: TalkRack) -> None:
+def test_connections_survive_upgrade_of_each_replica(rack: TalkRack) -> None:
     before = rack.exclusions()
     sessions = {what: rack.session(what, port) for what, port in (("ssh", SSH), ("websocket", CHAT))}
     for what, session in sessions.items():

@@ -80,7 +80,7 @@ async def test_page_shows_trods_counts(tmp_path: Path) -> None:
         assert page.errors == []
 
 
-async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
+async def test_click_on_drain_moves_traffic(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)

@@ -59,7 +59,7 @@ def test_agent_update_has_plain_mode(text: str, mode: agent_pb2.Plain) -> None:
     assert (bytes((11 << 3, mode)) in service.SerializeToString()) == (mode != agent_pb2.PLAIN_NONE)
 
 
-def test_agents_hold_cookie_keys_before_they_use_them() -> None:
+def test_agents_hold_cookie_key_before_use() -> None:
     state, ring = State(), KeyRing().tick(1.0, LIVES, none_held)
     state.set_ring("web", ring)
     service = service_update(RACK, state)
@@ -167,7 +167,7 @@ def line(switch: FakeSwitch, table: str) -> str:
     return next((line for line in switch.lines() if line.startswith(f"{table}[")), "")
 
 
-async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_mode_change_reaches_replicas_then_switches(switch: FakeSwitch, tmp_path: Path) -> None:
     agents = f"unix:{tmp_path}/agents"
     drain = "    plain_drain: 500ms\n"
     async with running(switch, tmp_path, RACK + drain) as controller:

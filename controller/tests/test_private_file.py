@@ -29,7 +29,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path: Path, mode: int) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
-def test_root_reads_no_secrets_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_refuses_secrets_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     path.touch(mode=0o600)
     os.chown(path, 4711, -1)

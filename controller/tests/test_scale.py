@@ -48,7 +48,7 @@ def description(folder: Path, port: int = 80) -> str:
 
 
 @pytest.mark.skipif("embedded" not in SWITCHES, reason="needs the embedded switch (make build)")
-async def test_a_thousand_services(tmp_path: Path) -> None:
+async def test_changed_line_among_thousand_services_is_cheap(tmp_path: Path) -> None:
     lab, socket = Lab(tmp_path), tmp_path / "p4rt.sock"
     try:
         lab.start("switch", switches.command("embedded", {}, f"unix:{socket}"))

@@ -71,7 +71,7 @@ def test_staying_replicas_share_evenly_in_any_drain(replicas: int, size: int) ->
             assert max(found.values()) <= size / len(stay) + most
 
 
-def test_seconds_follow_weights_when_half_of_a_large_pool_is_dead() -> None:
+def test_second_places_follow_weights_when_half_is_dead() -> None:
     rng = random.Random(5)
     weights = {index: rng.randint(1, 4) for index in range(64)}
     pairs = pair((), 1024, weights, "web")
@@ -81,7 +81,7 @@ def test_seconds_follow_weights_when_half_of_a_large_pool_is_dead() -> None:
         assert seconds[index] == pytest.approx(1024 * weight / whole, rel=0.25)
 
 
-def test_another_drain_moves_few_slots_of_the_first() -> None:
+def test_second_drain_moves_few_slots() -> None:
     weights = dict.fromkeys(range(16), 1)
     pairs = pair((), 1024, weights, "web")
     before = drained(pairs, frozenset(range(6)), weights)
@@ -91,7 +91,7 @@ def test_another_drain_moves_few_slots_of_the_first() -> None:
     assert others <= 40, f"{others} of 1024"
 
 
-def test_a_new_member_moves_few_seconds() -> None:
+def test_new_member_changes_few_second_places() -> None:
     before = pair((), 1024, dict.fromkeys(range(15), 1), "web")
     after = pair(before, 1024, dict.fromkeys(range(16), 1), "web")
     same_first = [(old, new) for old, new in zip(before, after, strict=True) if old[0] == new[0]]
@@ -120,7 +120,7 @@ def test_round_robin_is_smooth() -> None:
     assert all(firsts[i] != firsts[i + 1] for i in range(127))
 
 
-def test_seconds_are_never_the_first_and_spread_by_weight() -> None:
+def test_second_places_differ_from_first_and_follow_weights() -> None:
     pairs = pair((), 1024, {0: 1, 1: 1, 2: 2}, "web")
     assert Counter(first for first, _ in pairs) == {0: 256, 1: 256, 2: 512}
     assert all(first != second for first, second in pairs)
@@ -128,7 +128,7 @@ def test_seconds_are_never_the_first_and_spread_by_weight() -> None:
     assert seconds[2] == pytest.approx(2 * seconds[1], abs=3), "a dead replica's share goes to the others by weight"
 
 
-def test_a_new_member_takes_its_share_and_no_other_slot_moves() -> None:
+def test_new_member_takes_only_its_share() -> None:
     before = pair((), 128, {0: 1, 1: 1, 2: 1}, "web")
     after = pair(before, 128, {0: 1, 1: 1, 2: 1, 3: 1}, "web")
     assert moved(before, after) == 32 == Counter(first for first, _ in after)[3]
@@ -141,7 +141,7 @@ def test_leaving_member_moves_only_its_own_slots() -> None:
     assert moved(before, after) == 32
 
 
-def test_moves_are_the_least_possible_for_any_change_of_weights() -> None:
+def test_weight_change_moves_fewest_slots() -> None:
     rng = random.Random(11)
     before = pair((), 256, {0: 1}, "web")
     for _ in range(200):
@@ -153,7 +153,7 @@ def test_moves_are_the_least_possible_for_any_change_of_weights() -> None:
         before = after
 
 
-def test_draining_swaps_and_coming_back_moves_nothing() -> None:
+def test_drain_swaps_places_and_undrain_restores_them() -> None:
     weights = {0: 1, 1: 1, 2: 1}
     pairs = pair((), 128, weights, "web")
     away = drained(pairs, frozenset({1}), weights)

@@ -63,7 +63,7 @@ def client(trust: Authority, pair: tuple[Path, Path] | None) -> grpc.ChannelCred
     )
 
 
-async def test_only_the_replicas_certificate_is_accepted(tmp_path: Path) -> None:
+async def test_only_certificate_of_replica_is_accepted(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     r1, foreign = ours.sign("r1"), theirs.sign("r1")
     alias = ours.sign("machine-17", "DNS:machine-17,DNS:r2")
@@ -89,7 +89,7 @@ async def test_only_the_replicas_certificate_is_accepted(tmp_path: Path) -> None
             assert agent.updates == []
 
 
-async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+async def test_renewed_certificate_needs_no_restart(tmp_path: Path) -> None:
     old, new = Authority(tmp_path, "old").make(), Authority(tmp_path, "new").make()
     async with listener(tmp_path, old) as (address, _):
         async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
@@ -137,7 +137,7 @@ async def test_agent_registers_by_certificate_with_the_leader(tmp_path: Path) ->
             lab.down()
 
 
-def test_over_tcp_agents_need_tls_on_loopback_too() -> None:
+def test_agents_over_loopback_tcp_need_tls() -> None:
     for bare in ("'10.0.0.5:9670'", "127.0.0.1:9670", "localhost:9670", "'[::1]:9670'"):
         with pytest.raises(ConfigError, match=r"rack\.yaml:\d+: listen: agents: .* over TCP it needs agents_tls"):
             parse(RACK + f"listen: {{agents: {bare}}}\n", "rack.yaml")

@@ -73,7 +73,9 @@ class TlsRack(PlainRack):
         return dict(self.replica(name).get("tls", {}).get("files", {}))
 
     def visit(self, name: str, *more: str) -> str:
-        """What `openssl s_client` prints of a visit to a replica from its own namespace."""
+        """Opens a TLS session to a replica from that replica's namespace; returns the output of
+        `openssl s_client`.
+        """
         client = ["openssl", "s_client", "-connect", f"{SERVICE}:443", "-ign_eof", "-CAfile", str(self.certificate)]
         return self.spaces[name].run(*client, *more, stdin=REQUEST)
 
@@ -90,7 +92,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRack]:
         yield rack
 
 
-def test_curl_gets_a_page_over_https_at_each_replica(rack: TlsRack) -> None:
+def test_curl_gets_https_page_from_each_replica(rack: TlsRack) -> None:
     before = {name: rack.tls(name)["handshakes"] for name in rack.replicas}
     command = ["curl", "-sS", "--fail", "--max-time", "60", "--cacert", str(rack.certificate)]
 
@@ -101,7 +103,7 @@ def test_curl_gets_a_page_over_https_at_each_replica(rack: TlsRack) -> None:
     rack.until(is_at_each, "each replica has served a page")
 
 
-def test_session_of_one_replica_resumes_at_another_after_a_rotation(rack: TlsRack) -> None:
+def test_session_resumes_at_other_replica_after_key_rotation(rack: TlsRack) -> None:
     session = rack.folder / "session"
     first = rack.visit("r1", "-sess_out", str(session))
     assert "New, TLSv1.3" in first and first.count("small") >= 1, first
@@ -114,7 +116,7 @@ def test_session_of_one_replica_resumes_at_another_after_a_rotation(rack: TlsRac
     rack.until(lambda: rack.tls("r2")["resumed"] == before + 1, "it is counted")
 
 
-def test_bad_certificate_is_named_by_agent_and_controller(rack: TlsRack) -> None:
+def test_agent_and_controller_report_bad_certificate(rack: TlsRack) -> None:
     missing = rack.folder / "missing.pem"
     rack.yaml.write_text(rack.with_certificate(missing))
     try:
@@ -125,7 +127,8 @@ def test_bad_certificate_is_named_by_agent_and_controller(rack: TlsRack) -> None
             assert any(p.startswith(f"replica {name}, service files: TLS: {missing}: ") for p in problems), problems
             assert str(missing) in rack.log(f"tls {name}")
         assert str(missing) in rack.log("controller")
-        # A terminator that starts with it serves nothing, and the replica is not ready for that reason.
+        # A terminator that starts with a bad certificate serves no client, and its replica is not
+        # ready for that reason.
         rack.end("tls r1")
         command = [binary("rivulet"), "tls", "--agent", str(rack.folder / "r1.agent"), "--workers", "1"]
         rack.start("tls r1", command, rack.spaces["r1"])

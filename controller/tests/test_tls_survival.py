@@ -1,5 +1,6 @@
-"""HTTPS connections to `rivulet tls` survive their replica behind a real ToR: terminator, agent and nginx are killed
-together and one by one, and curl ends with success and the right bytes on one connection.
+"""HTTPS connections to `rivulet tls` survive the death of their replica behind a real ToR:
+terminator, agent and nginx are killed together and one by one. curl succeeds and gets the right
+bytes on one connection.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TlsRack(PlainRack):
         super().start_controller()
 
     def start_replica(self, name: str) -> None:
-        """Starts the agent, nginx and the terminator, those that do not run."""
+        """Starts the agent, nginx and the terminator unless they run."""
         if name not in self.processes:
             self.start(name, self.agent(name, binary("rivulet")), self.spaces[name])
         if f"nginx {name}" not in self.processes:
@@ -81,7 +82,9 @@ class TlsRack(PlainRack):
         return int(page.split(f"\nrivulet_tls_{metric} ")[1].split()[0])
 
     def fetch(self, files: tuple[str, ...], port: int, *more: str) -> list[str]:
-        """The command of curl that fetches files one behind the other on one connection from this port."""
+        """The command of a curl that fetches files one after the other, on one connection from this
+        port.
+        """
         command = ["curl", "-sS", "--fail", "--max-time", "120", "--cacert", str(self.certificate), *more]
         command += ["--local-port", str(port), "-w", "%{num_connects}\\n"]
         for file in files:
@@ -89,7 +92,7 @@ class TlsRack(PlainRack):
         return command
 
     def got(self, port: int, file: str) -> bytes:
-        """What curl has of a file."""
+        """The bytes of a file that curl has received."""
         path = self.folder / f"got-{port}-{file}"
         return path.read_bytes() if path.exists() else b""
 
@@ -124,7 +127,7 @@ class Download:
 
     @staticmethod
     def start(rack: TlsRack, port: int) -> Download:
-        """Returns when the first bytes are there."""
+        """Starts the download; returns when its first bytes have arrived."""
         command = rack.fetch(("big", "small"), port)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = rack.start(f"download {port}", command, rack.spaces["c1"], **pipes)
@@ -137,7 +140,7 @@ class Download:
         return holders(self.rack, *dead)[self.port]
 
     def ended_well(self) -> None:
-        """It ends with success, the right bytes, and one connection for both files."""
+        """Checks that curl succeeded with the right bytes, on one connection for both files."""
         out, errors = self.process.popen.communicate(timeout=120)
         text = (self.process.popen.returncode, errors, self.rack.status())
         assert self.process.popen.returncode == 0, text

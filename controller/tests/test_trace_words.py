@@ -68,9 +68,7 @@ def way(state: State, segment: Segment | None, text: str = STATELESS) -> list[St
         (1 << 20, None, True, "without timestamps it may belong to a socket", "set 2"),
     ],
 )
-def test_a_segment_of_a_stateless_service_is_explained(
-    more: int, echo: int | None, data: bool, words: str, slots: str
-) -> None:
+def test_stateless_segment_is_explained(more: int, echo: int | None, data: bool, words: str, slots: str) -> None:
     state = State()
     fragments(config(STATELESS), state=state)
     ack = ((isn(state, echo is not None) & ~7) + more) % (1 << 32)

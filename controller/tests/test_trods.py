@@ -35,7 +35,7 @@ def problems(text: str) -> list[str]:
     return caught.value.problems
 
 
-def test_a_service_with_trods() -> None:
+def test_trods_settings_are_read() -> None:
     service = config(TRODS).services[0]
     assert service.plain == "trods" and service.trods is not None
     found = service.trods
@@ -99,7 +99,7 @@ def test_mistakes_name_line_and_field(store: str, where: str, words: str) -> Non
     assert any(p.startswith(f"rack.yaml:{line}: {where}: ") and words in p for p in found), found
 
 
-def test_replica_has_one_list_of_objects() -> None:
+def test_second_object_list_of_replica_is_refused() -> None:
     text = TRODS.replace(STORE, "    trods: {objects: /list}\n")
     assert config(text).services[0].trods is not None
     more = "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r2], plain: trods, trods: {objects: /l}}\n"
@@ -118,7 +118,7 @@ def test_agent_update_has_list_and_content() -> None:
     assert service_update(config(TRODS)).trods.objects == ""
 
 
-def test_trods_is_for_one_rack() -> None:
+def test_trods_over_two_racks_is_refused() -> None:
     text = TWO_RACKS + "    plain: trods\n" + STORE
     (problem,) = problems(text)
     line = len(text.splitlines()) - 1
@@ -222,9 +222,7 @@ def row(switch: FakeSwitch, table: str) -> str:
     return next((line for line in switch.lines() if line.startswith(f"{table}[")), "")
 
 
-async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order(
-    switch: FakeSwitch, tmp_path: Path
-) -> None:
+async def test_trods_change_reaches_switches_and_replicas_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
     agents = f"unix:{tmp_path}/agents"
     drain = "    plain_drain: 500ms\n"
     async with running(switch, tmp_path, RACK + drain) as controller:
@@ -349,7 +347,7 @@ def test_trace_lists_plain_sources() -> None:
     assert "plain_sources" not in {s.table for s in trace(items, NAMES, rack.services[0].addresses[0], 80)}
 
 
-async def test_clocks_that_are_apart_are_a_problem_of_the_controller(tmp_path: Path) -> None:
+async def test_clocks_that_differ_are_reported(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, TRODS) as controller:
         address = f"unix:{tmp_path}/agents"
         async with FakeAgent(address, "r1") as slow, FakeAgent(address, "r2") as fast:
@@ -363,7 +361,7 @@ async def test_clocks_that_are_apart_are_a_problem_of_the_controller(tmp_path: P
             await until(lambda: "clock of r2 is 7.0 s ahead of the clock of r1" in controller.problems()[0], "by 7 s")
             shown = snapshot(controller)
             assert shown["problems"] == controller.problems()
-            # A report that is late is no clock that is behind.
+            # A late report does not count as a clock that is behind.
             slow.clock_ahead_s = fast.clock_ahead_s = 0.0
             await until(lambda: controller.problems() == [], "they are set")
             slow.clock_ahead_s = -9.0

@@ -183,7 +183,7 @@ def unrefused(racks: TwoRacks) -> int:
     return int(racks.spaces["c1"].run(*program))
 
 
-def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> None:
+def test_replica_of_other_rack_serves_through_tunnel(racks: TwoRacks) -> None:
     """One connection over both racks' replicas completes when either is killed. Then plain TCP."""
     for victim in ("r1", "r2"):
         # Replicas report their requests once a second: if that is too late, start another download.

@@ -60,6 +60,7 @@ def test_units_with_keys_have_their_own_user() -> None:
     users = [
         line for unit in UNITS for line in unit.read_text().splitlines() if line.startswith(("User=", "DynamicUser="))
     ]
-    # An agent holds its replica's keys like `rivulet serve`, which may attach to it, as `rivulet tls` does.
+    # An agent holds its replica's keys. `rivulet serve` and `rivulet tls` hold them, too, since
+    # they may attach to it.
     replica = "User=rivulet-replica"
     assert users == [replica, "User=rivulet-controller", replica, "DynamicUser=yes", replica]

@@ -100,8 +100,8 @@ def test_changed_mac_is_one_changed_row(rack: VlanRack) -> None:
     rack.spaces["c1"].run("ping", "-c", "2", "-W", "2", "10.0.1.254")
     rack.until(moved, "the question finds it", 10.0)
     rack.finish(rack.download())
-    # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned. A replica that
-    # was excluded because this machine is busy is readmitted by another row.
+    # Changes two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned. If a
+    # busy machine excluded a replica, its readmission changes one more row.
     assert rack.status()["switches"][0]["writes"] - writes <= 6 + rack.exclusions() - excluded
 
 

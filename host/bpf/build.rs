@@ -1,5 +1,6 @@
-//! Compiles every `src/bpf/*.c` with clang into `OUT_DIR/*.o`, which the modules of this crate include, and natively what its
-//! integration tests hold against Rust.
+//! Compiles every `src/bpf/*.c` with clang into `OUT_DIR/*.o`, which the modules of this crate
+//! include. Compiles the C files of the integration tests for this machine, to compare them with
+//! Rust code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +33,7 @@ fn main() {
     }
 }
 
-/// Compiles a C file for this machine. A symbol that C leaves undefined fails the build.
+/// Compiles a C file for this machine. An undefined symbol fails the build.
 fn natively(source: &Path, object: &Path) -> Result<(), String> {
     println!("cargo:rerun-if-changed={}", source.display());
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".into());

@@ -11,7 +11,7 @@ use crate::object::{load, map, missing, object, open};
 
 const NAME: &str = "dying";
 
-/// The loaded program, for one network namespace. It ends with this.
+/// The loaded program, for one network namespace; dropping this unloads it.
 #[derive(Debug)]
 pub(crate) struct Dying {
     link: Link,
@@ -19,15 +19,17 @@ pub(crate) struct Dying {
 }
 
 impl Dying {
-    /// By which it goes on.
+    /// The link that keeps the program attached.
     pub fn link(&self) -> BorrowedFd<'_> {
         self.link.as_fd()
     }
 
-    /// Has it look at all connections in the network namespace of this inode number, with maps of these names. Needs `CAP_PERFMON` beside `CAP_BPF`.
+    /// Loads the program for the network namespace with this inode number. It uses the given maps
+    /// under their names. Needs
+    /// `CAP_PERFMON` beside `CAP_BPF`.
     ///
     /// # Errors
-    /// What the kernel lacks or refuses.
+    /// The kernel lacks a feature or refuses the program.
     pub fn load(namespace: u32, with: &[(&str, &MapHandle)]) -> Result<Dying, Error> {
         require(Feature::Btf)?;
         let mut object = open(NAME, object!("dying"))?;

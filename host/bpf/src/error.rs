@@ -1,42 +1,42 @@
-//! What can go wrong with a program.
+//! Errors of loading and using BPF programs.
 
 use std::io;
 
 use crate::kernel::Missing;
 
-/// Why a program, a map or a link could not be had.
+/// Why a program, a map or a link cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The kernel, or a right, is missing.
+    /// The kernel lacks a feature, or the process a privilege.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// The kernel refused a program; the last lines of what its verifier said.
-    #[error("{program}: {source}; the verifier: {why}")]
+    /// The kernel refused a program.
+    #[error("{program}: {source}; its verifier reports: {why}")]
     Refused {
-        /// The object's name.
+        /// Name of the object file.
         program: &'static str,
-        /// The error.
+        /// The error of the system call.
         source: io::Error,
-        /// The verifier's last lines.
+        /// Last lines of the verifier's log.
         why: String,
     },
-    /// Another step failed.
+    /// Another operation failed.
     #[error("{operation}: {source}")]
     Os {
         /// The operation that failed.
         operation: &'static str,
-        /// Its error.
+        /// The error that it returned.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// For `map_err`.
+    /// Makes the error of an operation, for `map_err`.
     pub(crate) fn of(operation: &'static str) -> impl Fn(libbpf_rs::Error) -> Error {
         move |e| Error::Os { operation, source: to_io(&e) }
     }
 
-    /// What the operating system said, if it was that.
+    /// The operating system's error number, if there is one.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         match self {
@@ -46,7 +46,7 @@ impl Error {
     }
 }
 
-/// libbpf's error with its whole message, and the nearest kind.
+/// libbpf's error with its whole message, and the nearest error kind of the standard library.
 pub(crate) fn to_io(error: &libbpf_rs::Error) -> io::Error {
     use libbpf_rs::ErrorKind;
     let kind = match error.kind() {

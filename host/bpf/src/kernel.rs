@@ -1,4 +1,4 @@
-//! What the programs need of the kernel, asked for where they are first used.
+//! Kernel features that the programs need. Each is probed where it is first used.
 //!
 //! Features are probed and not derived from the version, because distributions add features to
 //! older kernels and leave others out. The versions are those of mainline, for errors and for the
@@ -15,7 +15,7 @@ use libbpf_rs::{Btf, ErrorKind, MapHandle, MapType};
 
 /// The kernel's BTF.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
-/// Index of `lo` in every namespace.
+/// Index of the interface `lo` in every network namespace.
 const LOOPBACK: i32 = 1;
 
 /// linux/capability.h
@@ -24,26 +24,27 @@ const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 
-/// Something of the kernel that a program stands on.
+/// A kernel feature that a program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// XDP programs on a link, AF_XDP sockets in a map, maps that a process has in its memory.
+    /// XDP programs on a link, AF_XDP sockets in a map, and maps in a process's memory.
     Xdp,
-    /// Programs at ingress and egress of an interface, one behind the other, on links.
+    /// Chained programs at ingress and egress of an interface, on links.
     Tcx,
-    /// The kernel's own types, which `struct_ops` needs, and what looks at its sockets.
+    /// The types of the running kernel, which `struct_ops` and programs that read its sockets need.
     Btf,
-    /// TCP's congestion control as a program.
+    /// A congestion control of TCP as a BPF program.
     StructOps,
-    /// The same, to be held by a link, which can be pinned.
+    /// The same on a link, which can be pinned.
     StructOpsLink,
-    /// Programs that a process runs by their descriptors alone, and the kernel's view of a packet in one at a cgroup's egress.
+    /// Programs that a process runs through their descriptors alone, and access to the kernel's
+    /// packet structure in a program at a cgroup's egress.
     UserCalls,
-    /// Connections that the kernel's TCP takes over from a handshake which a program made.
+    /// The kernel's TCP takes over connections from a handshake that a program made.
     Handshakes,
 }
 
-/// All of them.
+/// All features.
 pub const FEATURES: [Feature; 7] = [
     Feature::Xdp,
     Feature::Tcx,
@@ -55,7 +56,7 @@ pub const FEATURES: [Feature; 7] = [
 ];
 
 impl Feature {
-    /// As it is called in errors and in docs/hosts.md.
+    /// Name of the feature in errors and in docs/hosts.md.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,7 +70,7 @@ impl Feature {
         }
     }
 
-    /// The first Linux that has it.
+    /// The first Linux release with the feature.
     #[must_use]
     pub fn since(self) -> &'static str {
         match self {
@@ -83,7 +84,7 @@ impl Feature {
         }
     }
 
-    /// What the kernel must be configured with.
+    /// The kernel configuration options that it needs.
     #[must_use]
     pub fn configuration(self) -> &'static str {
         match self {
@@ -96,8 +97,9 @@ impl Feature {
         }
     }
 
-    /// What a process may do that uses it, without root; tcx's programs calculate with pointers, and those of a congestion control
-    /// read the kernel's sockets, for which the verifier wants `CAP_PERFMON`.
+    /// Capabilities that a process without root needs. The programs of tcx calculate with pointers,
+    /// and those of a congestion control read the kernel's sockets; for both the verifier requires
+    /// `CAP_PERFMON`.
     #[must_use]
     pub fn rights(self) -> &'static str {
         match self {
@@ -122,41 +124,41 @@ impl Feature {
     }
 }
 
-/// What the kernel answered.
+/// Result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
     Present,
     Absent,
-    /// The process may not probe it.
+    /// The process lacks the privilege to probe the feature.
     Denied,
 }
 
-/// A missing feature, and the remedy.
+/// A missing feature, and how to get it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// The kernel does not have it.
+    /// The running kernel lacks the feature.
     #[error(
         "{n} is missing in this kernel ({release}): Linux {s} or newer with {c}",
         n = feature.name(), s = feature.since(), c = feature.configuration()
     )]
     Kernel {
-        /// What.
+        /// The feature.
         feature: Feature,
-        /// The running kernel.
+        /// Release of the running kernel.
         release: String,
     },
-    /// This process may not use it.
+    /// This process lacks the privilege to use the feature.
     #[error("{n} needs root, or {r}", n = feature.name(), r = feature.rights())]
     Right {
-        /// What.
+        /// The feature.
         feature: Feature,
     },
 }
 
-/// Fails if a feature is missing.
+/// Checks that a feature is there.
 ///
 /// # Errors
-/// That.
+/// The feature, if it is missing.
 pub fn require(feature: Feature) -> Result<(), Missing> {
     judge(feature, feature.probe())
 }
@@ -172,12 +174,11 @@ fn judge(feature: Feature, probe: Probe) -> Result<(), Missing> {
     }
 }
 
-/// For tests: whether to skip one that needs this feature, with a line on standard error. On a
-/// kernel with BTF all features are expected: a test that would be skipped fails there, unless only
-/// a privilege is missing.
+/// For tests: returns true, with a line on standard error, if a test that needs this feature must
+/// be skipped.
 ///
 /// # Panics
-/// In that case.
+/// On a kernel with BTF, where all features are expected, unless only a privilege is missing.
 #[must_use]
 pub fn skipped(feature: Feature) -> bool {
     let Err(missing) = require(feature) else { return false };
@@ -205,8 +206,8 @@ fn socket_map() -> Probe {
     }
 }
 
-/// Queries the programs on the loopback device: older kernels do not know the query. It needs only
-/// CAP_NET_ADMIN.
+/// Probes tcx by a query of the programs on the loopback device, which older kernels do not know.
+/// The query needs only CAP_NET_ADMIN.
 fn tcx() -> Probe {
     if !has(CAP_BPF) || !has(CAP_PERFMON) {
         return Probe::Denied;
@@ -222,16 +223,17 @@ fn tcx() -> Probe {
     }
 }
 
-/// Whether this thread has a capability, or CAP_SYS_ADMIN, which the kernel takes for most of BPF.
+/// Whether this thread has a capability, or CAP_SYS_ADMIN, which the kernel accepts instead for
+/// most of BPF.
 fn has(capability: u32) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // Where it is unknown, the attempt itself will show it.
+    // If the capabilities are unknown, the attempt itself will show an error.
     mask.is_none_or(|mask| mask & (1 << capability | 1 << CAP_SYS_ADMIN) != 0)
 }
 
-/// Looks for a structure that the kernel has for each kind of operations.
+/// Looks in BTF for the structure that the kernel has for each kind of `struct_ops`.
 fn has_struct(name: &str) -> Probe {
     let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
     match btf.type_by_name::<Struct<'_>>(name) {
@@ -240,7 +242,8 @@ fn has_struct(name: &str) -> Probe {
     }
 }
 
-/// Links came later than the operations, and TCP's go with every kernel that has both.
+/// Probes links of `struct_ops`, which are newer than `struct_ops`. A kernel with both accepts
+/// links of TCP's.
 fn struct_ops_link() -> Probe {
     let both = ["bpf_struct_ops_tcp_congestion_ops", "bpf_struct_ops_link"].map(has_struct);
     if both.contains(&Probe::Absent) {
@@ -250,7 +253,7 @@ fn struct_ops_link() -> Probe {
     if rights.into_iter().all(has) { Probe::Present } else { Probe::Denied }
 }
 
-/// Looks for the newest function of the kernel's that its programs call.
+/// Looks in BTF for the newest kernel function that the programs call.
 fn has_call(name: &str) -> Probe {
     let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
     if btf.type_by_name::<Func<'_>>(name).is_none() {
@@ -264,7 +267,7 @@ fn has_call(name: &str) -> Probe {
 mod tests {
     use super::*;
 
-    /// Where there is BTF there is all of it, on the kernels that we know.
+    /// On the known kernels, one with BTF has all features.
     #[test]
     fn missing_kernel_feature_is_named() {
         for feature in FEATURES {
@@ -287,9 +290,9 @@ mod tests {
         }
     }
 
-    /// The table of docs/hosts.md is this one.
+    /// The table in docs/hosts.md has the same versions.
     #[test]
-    fn the_floors_are_documented() {
+    fn documented_kernel_versions_match() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hosts.md");
         let page = std::fs::read_to_string(page).unwrap();
         for feature in FEATURES {

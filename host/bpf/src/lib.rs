@@ -1,12 +1,15 @@
 //! The BPF programs of this project: C in `src/bpf`, compiled by clang when this crate is built, loaded by libbpf.
 //!
-//! A program is a file `src/bpf/NAME.c`, a header `NAME.h` with the layouts of its maps, and a module of this crate that
-//! includes the object, opens it by [`open`] and gives its maps types ([`redirect`], [`trods`] and [`cm`] are such). Licence string "Dual
-//! BSD/GPL"; types by hand or from the kernel's uapi headers, so that nothing depends on the BTF of the machine that builds.
-//! What a program needs of the kernel is a [`kernel::Feature`], asked for where the program is first used.
+//! Each program is a file `src/bpf/NAME.c`, a header `NAME.h` with the layouts of its maps, and a
+//! module of this crate that includes the object file, opens it by [`open`] and gives its maps
+//! types (such as [`redirect`], [`trods`] and [`cm`]). Their licence string is "Dual BSD/GPL".
+//! Kernel types are written by hand or come from the uapi headers, so that the build does not
+//! depend on the BTF of its machine. A kernel feature that a program needs is a
+//! [`kernel::Feature`], probed where the program is first used.
 //!
-//! Everything that is loaded is a descriptor and goes with the process, however that ends; what TRODS attached a few seconds later, what
-//! the Congestion Manager pinned not.
+//! Everything that is loaded is a descriptor and ends with the process, however the process ends.
+//! Exceptions: the programs that TRODS attached end a few seconds later, and those that the
+//! Congestion Manager pinned stay.
 
 pub mod cm;
 mod dying;

@@ -1,6 +1,6 @@
-//! Links that stay for a moment after the process has died, so that the limits also apply to
-//! segments that its kernel sends then: the FINs of the process's sockets. The programs know of the
-//! death by a map, and the next process inherits their connection state.
+//! Keeps the links for a moment after the process has died, so that the limits also apply to the
+//! FINs that the kernel sends then for the process's sockets. A map informs the programs of the
+//! death, and the next process inherits their connection state.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::bpf_map_update_elem;
 
-/// Seconds that the links stay: more than the ToR needs to exclude a host without an agent.
+/// Seconds for which the links stay: longer than the ToR takes to exclude a host without an agent.
 const LINGER: u32 = 3;
-/// It ends at once, if the machine lets it.
+/// How long to wait for the process that holds the links to end; it ends at once unless the machine
+/// is overloaded.
 const END: Duration = Duration::from_secs(1);
 
-/// A process without anything but the links, which ends when this is dropped, and a while after this process was killed.
+/// A child process that holds only the links. It ends when this is dropped, and a few seconds after
+/// this process was killed.
 #[derive(Debug)]
 pub(crate) struct Linger(UnixStream);
 
 impl Linger {
-    /// With other descriptors that are to stay as long. `dead` is a map of one number, which
-    /// becomes 1 when this process has died. From then on a process of the same user that connects
+    /// Starts the child, with further descriptors to keep. `dead` is a map of one number, which
+    /// becomes 1 when this process has died. From then on, a process of the same user that connects
     /// to the listening socket of `legacy` gets the descriptor beside it.
     pub(crate) fn new(
         links: &[BorrowedFd<'_>],
@@ -34,7 +36,7 @@ impl Linger {
             links.iter().map(AsRawFd::as_raw_fd).chain([read_fd, dead]).chain(legacy.into_iter().flatten());
         let mut kept: Vec<RawFd> = all.collect();
         kept.sort_unstable();
-        // SAFETY: the child calls nothing but system calls, on memory that was there before.
+        // SAFETY: the child makes only system calls, on memory from before the fork.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => stay(&kept, read_fd, dead, legacy),
@@ -53,7 +55,7 @@ impl Linger {
 
 #[cfg(any(test, feature = "testing"))]
 impl Linger {
-    /// What it sees when this process is killed.
+    /// Ends the pipe as the kernel does when this process is killed.
     pub(crate) fn killed(&self) {
         self.0.shutdown(std::net::Shutdown::Both).unwrap();
     }
@@ -61,17 +63,17 @@ impl Linger {
 
 impl Drop for Linger {
     fn drop(&mut self) {
-        // One that is gone has nothing to end.
+        // If the child is gone already, the write fails and there is nothing to end.
         let _ = self.0.write_all(&[0]);
-        // The socket closes when this returns, so the next user of the name in this process finds
-        // no predecessor.
+        // The child's socket is closed when this returns, so the name's next user in this process
+        // finds no predecessor.
         let _ = self.0.set_read_timeout(Some(END));
         // A socket with a timeout reports Interrupted also when the process was frozen or stopped: `read_exact` reads again.
         let _ = self.0.read_exact(&mut [0]);
     }
 }
 
-/// The child: its own child waits, and it ends.
+/// Runs in the child: starts the process that waits, and exits.
 fn stay(kept: &[RawFd], read: RawFd, dead: RawFd, legacy: Option<[RawFd; 2]>) -> ! {
     // SAFETY: as above; all of these are system calls, the buffer is a local, and closed
     // descriptors are not used again.
@@ -108,9 +110,9 @@ fn stay(kept: &[RawFd], read: RawFd, dead: RawFd, legacy: Option<[RawFd; 2]>) ->
     }
 }
 
-/// Of the clock.
+/// Milliseconds of `CLOCK_MONOTONIC`.
 unsafe fn milliseconds() -> i64 {
-    // SAFETY: the structure is there.
+    // SAFETY: the structure is a local.
     unsafe {
         let mut now: libc::timespec = core::mem::zeroed();
         libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
@@ -129,7 +131,7 @@ unsafe fn bequeath([name, map]: [RawFd; 2], longest: i64) {
         }
         let to = libc::accept4(name, core::ptr::null_mut(), core::ptr::null_mut(), libc::SOCK_CLOEXEC);
         if to < 0 {
-            // Whatever it is, not again at once.
+            // After an error of any kind, waits before the next attempt.
             libc::usleep(10_000);
             return;
         }
@@ -169,7 +171,7 @@ mod tests {
     /// Index of `lo` in every namespace.
     const LOOPBACK: u32 = 1;
 
-    /// How many programs are on it.
+    /// Number of programs that are attached to it.
     fn attached() -> u32 {
         let mut options =
             bpf_prog_query_opts { sz: size_of::<bpf_prog_query_opts>() as u64, ..Default::default() };
@@ -178,7 +180,7 @@ mod tests {
             libbpf_rs::libbpf_sys::bpf_prog_query_opts(LOOPBACK as i32, BPF_TCX_EGRESS, &raw mut options)
         };
         assert_eq!(rc, 0, "BPF_PROG_QUERY");
-        // SAFETY: one of two names of the same number.
+        // SAFETY: both names of the union have the same type.
         unsafe { options.__bindgen_anon_1.prog_cnt }
     }
 
@@ -195,10 +197,11 @@ mod tests {
             if killed {
                 linger.killed();
                 drop(links);
-                // As long as a process may take to notice, and much shorter than it stays.
+                // Longer than a child takes to see the end of its parent, and much shorter than the
+                // links stay.
                 std::thread::sleep(std::time::Duration::from_millis(500));
-                assert_eq!(attached(), 1, "they go with the process");
-                assert_eq!(value(), 1u32.to_ne_bytes(), "they are not told");
+                assert_eq!(attached(), 1, "dropping the process detaches its programs");
+                assert_eq!(value(), 1u32.to_ne_bytes(), "the programs were not informed of a death");
                 dead.update(&0u32.to_ne_bytes(), &0u32.to_ne_bytes(), MapFlags::ANY).unwrap();
             } else {
                 drop(linger);
@@ -228,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off() {
+    fn programs_outlive_killed_process_but_not_detaching_one() {
         if skipped(Feature::Tcx) {
             return;
         }
         let in_namespace = std::thread::spawn(|| {
-            // SAFETY: of this thread alone.
+            // SAFETY: unshares the namespace of this thread only.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
             on_loopback();
         });

@@ -1,4 +1,4 @@
-//! Opening and loading the objects that clang made.
+//! Opens and loads the object files that clang compiled.
 
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -16,19 +16,19 @@ use libbpf_rs::{Map, MapCore, Object, ObjectBuilder, OpenObject, PrintLevel, Pro
 use crate::Error;
 use crate::error::to_io;
 
-/// Last lines of the verifier's log which an error shows.
+/// Lines of the verifier's log that an error shows, from its end.
 const LOG_LINES: usize = 4;
 
 thread_local! {
-    /// What libbpf said to this thread since the last load began.
+    /// Messages of libbpf to this thread since the last load began.
     static SAID: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// An object of clang's, aligned as libelf wants it.
+/// An object file, aligned as libelf requires.
 #[repr(C, align(8))]
 pub(crate) struct Aligned<T: ?Sized>(pub T);
 
-/// The object of `src/bpf/NAME.c`.
+/// The object file of `src/bpf/NAME.c`.
 macro_rules! object {
     ($name:literal) => {{
         static OBJECT: &crate::object::Aligned<[u8]> =
@@ -38,10 +38,10 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-/// Opens an object; its maps and programs can be changed before it is [loaded](load).
+/// Opens an object file. Its maps and programs can be changed before it is [loaded](load).
 ///
 /// # Errors
-/// Damage, which a build would have to have made.
+/// The object file is damaged.
 pub fn open(name: &'static str, object: &[u8]) -> Result<OpenObject, Error> {
     listen();
     let fail = Error::of("opening a BPF object");
@@ -49,10 +49,11 @@ pub fn open(name: &'static str, object: &[u8]) -> Result<OpenObject, Error> {
     builder.name(name).map_err(&fail)?.open_memory(object).map_err(fail)
 }
 
-/// Loads an object's maps and programs.
+/// Loads the maps and programs of an object file.
 ///
 /// # Errors
-/// [`Error::Refused`] with what the verifier said, if it was that.
+/// [`Error::Refused`] with the last lines of the verifier's log if the verifier refused a program;
+/// otherwise the error of libbpf.
 pub(crate) fn load(name: &'static str, object: OpenObject) -> Result<Object, Error> {
     SAID.with_borrow_mut(String::clear);
     object.load().map_err(|e| {
@@ -64,8 +65,9 @@ pub(crate) fn load(name: &'static str, object: OpenObject) -> Result<Object, Err
     })
 }
 
-/// Attaches a program to the interface of this index, in the namespace of the calling thread; closing the link takes it off.
-/// `kind` is an `enum bpf_attach_type`, `flags` are that kind's.
+/// Attaches a program to the interface with this index, in the namespace of the calling thread.
+/// Closing the link detaches it. `kind` is an `enum bpf_attach_type`, and `flags` are the flags of
+/// that kind.
 pub(crate) fn attach(program: &Program<'_>, index: u32, kind: u32, flags: u32) -> io::Result<OwnedFd> {
     let options = bpf_link_create_opts {
         sz: size_of::<bpf_link_create_opts>() as u64,
@@ -82,7 +84,7 @@ pub(crate) fn attach(program: &Program<'_>, index: u32, kind: u32, flags: u32) -
     Ok(unsafe { OwnedFd::from_raw_fd(rc) })
 }
 
-/// A pinned program or link.
+/// Opens a pinned program or link.
 pub(crate) fn get(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the path lives through the call.
@@ -94,7 +96,7 @@ pub(crate) fn get(path: &Path) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(rc) })
 }
 
-/// Runs a program of calls (BPF_PROG_RUN); what it returns.
+/// Runs a program of type syscall (BPF_PROG_RUN) and returns its result.
 pub(crate) fn run(program: BorrowedFd<'_>, arguments: &mut [u8]) -> io::Result<u32> {
     let mut options = bpf_test_run_opts {
         sz: size_of::<bpf_test_run_opts>() as u64,
@@ -112,7 +114,7 @@ pub(crate) fn map<'o>(object: &'o Object, name: &'static str) -> Result<Map<'o>,
     object.maps().find(|m| m.name() == name).ok_or_else(|| missing(name))
 }
 
-/// There is no such map or program in the object.
+/// The error for a map or program that the object file lacks.
 pub(crate) fn missing(name: &'static str) -> Error {
     Error::Os { operation: name, source: io::Error::new(io::ErrorKind::NotFound, "not in the BPF object") }
 }
@@ -149,7 +151,7 @@ mod tests {
             return;
         }
         let mut object = open("redirect", object!("redirect")).unwrap();
-        // Its function takes another context than that of a socket filter.
+        // takes_frame expects another context than a socket filter has.
         object.progs_mut().for_each(|mut p| p.set_prog_type(ProgramType::SocketFilter));
         let error = load("redirect", object).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -157,9 +159,10 @@ mod tests {
         assert!(text.contains("the verifier") && text.contains("takes_frame"), "{text}");
     }
 
-    /// Where paths do not join, a program of a few thousand instructions is hundreds of thousands to it, and seconds of a processor.
+    /// The verifier checks shared code once for each path that reaches it in another state: a
+    /// program of a few thousand instructions can take hundreds of thousands of steps, and seconds.
     #[test]
-    fn the_verifier_goes_through_a_program_once() {
+    fn verifier_steps_stay_within_bounds() {
         let programs = [
             ("redirect", object!("redirect"), Feature::Xdp, 20_000),
             ("calls", object!("calls"), Feature::UserCalls, 300_000),
@@ -183,10 +186,10 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_object_is_an_error() {
+    fn damaged_object_file_is_refused() {
         let object = object!("redirect");
         for damaged in [&object[..0], &object[..100], &object[..object.len() / 2]] {
-            assert!(open("redirect", damaged).is_err(), "{} octets", damaged.len());
+            assert!(open("redirect", damaged).is_err(), "{} bytes", damaged.len());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The program of AF_XDP (`src/bpf/redirect.c`): which frames of an interface a socket gets, in maps that change while
-//! it runs.
+//! The program of AF_XDP (`src/bpf/redirect.c`), and its maps, which select the frames that a
+//! socket gets and can change while the program runs.
 
 mod local_ports;
 mod table;
@@ -20,12 +20,12 @@ const NAME: &str = "redirect";
 /// `enum redirect_settings`
 const CHANGES_SHIFT: u32 = 8;
 
-/// Where a program stands on its interface.
+/// Where in the receive path the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// In the driver.
     Native,
-    /// Behind it, where every interface can.
+    /// After the driver, which works with every interface.
     Generic,
 }
 
@@ -33,14 +33,16 @@ pub enum Mode {
 #[derive(Debug)]
 pub struct Redirect {
     object: Object,
-    /// What the maps hold.
+    /// Contents of the maps.
     table: Table,
-    /// How often they began to change otherwise: a program that finds nothing and another number looks again.
+    /// How many changes of the maps have begun. A program that finds no entry looks again if this
+    /// number has changed.
     changes: u32,
 }
 
 impl Redirect {
-    /// Loads it; nothing is taken yet. A set of ports that is given is followed as it changes.
+    /// Loads the program, which selects no frames yet. If local ports are given, it follows their
+    /// changes.
     ///
     /// # Errors
     /// Errors of the system call, with the verifier's last lines.
@@ -76,7 +78,8 @@ impl Redirect {
     /// throughout.
     ///
     /// # Errors
-    /// Memory. Then all is taken that was or is to be, and the next call mends it.
+    /// No memory. Then all frames of the old and the new set are selected, and the next call
+    /// repairs the maps.
     pub fn apply(&mut self, wanted: &Table) -> Result<(), Error> {
         let both = self.table.settings() | wanted.settings();
         self.settings(both)?;
@@ -95,10 +98,11 @@ impl Redirect {
         Ok(())
     }
 
-    /// Attaches it to the interface of this index, in the namespace of the calling thread; closing the link takes it off.
+    /// Attaches the program to the interface with this index, in the namespace of the calling
+    /// thread. Closing the returned link detaches it.
     ///
     /// # Errors
-    /// `EBUSY` if there is another program, `EINVAL` or `EOPNOTSUPP` if the interface has no such mode.
+    /// `EBUSY` if another program is attached, `EINVAL` or `EOPNOTSUPP` if the interface has no such mode.
     pub fn attach(&self, index: u32, mode: Mode) -> io::Result<OwnedFd> {
         // linux/if_link.h
         let flags = match mode {

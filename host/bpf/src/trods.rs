@@ -34,9 +34,9 @@ use crate::linger::Linger;
 use crate::object::{attach, load, map, missing, object, open};
 
 const NAME: &str = "trods";
-/// Most addresses of services: 16 of each of 1,024.
+/// Most addresses of services: 16 for each of 1,024 services.
 pub const MAX_SERVICES: usize = 16384;
-/// Leases that services can stand under.
+/// Number of leases that the map holds. A service names one of them.
 pub const MAX_LEASES: u32 = 16;
 /// Mark (`SO_MARK`) of frames that were held or withheld and are sent now.
 pub const RELEASED: u32 = 0x5452_4f44;
@@ -47,7 +47,7 @@ pub const UNKNOWN: u32 = 0x5452_4f55;
 /// Bytes of `struct withheld`.
 const WITHHELD: usize = 4 + 128;
 
-/// Events on their way from the ring to the caller.
+/// Events that were read from the ring and not passed to the caller yet.
 #[derive(Debug, Default)]
 struct Batch {
     octets: Vec<u8>,
@@ -61,7 +61,7 @@ pub struct Trods {
     tap: u32,
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
-    /// That these programs are where they are ([`presence`]), in which folder.
+    /// Shows the next process that these programs are attached ([`presence`]).
     present: Option<UnixListener>,
     folder: PathBuf,
     follows: bool,
@@ -80,25 +80,27 @@ pub struct Trods {
     stamps: Stamps,
     issues: bool,
     ring: RingBuffer<'static>,
-    /// Never held while anything is called but libbpf.
+    /// The lock is held only during calls of libbpf.
     batch: Arc<Mutex<Batch>>,
 }
 
 impl Trods {
-    /// Loads them; nothing is held to anything before [`Trods::attach`]. These make no handshakes ([`Trods::load_issuing`]).
+    /// Loads the programs. They hold nothing back before [`Trods::attach`], and answer no
+    /// handshakes ([`Trods::load_issuing`] does).
     ///
     /// # Errors
     /// Errors of the system call, with the verifier's last lines.
     pub fn load() -> Result<Trods, Error> {
         let mut object = open(NAME, object!("trods"))?;
-        // There is nothing to remember of handshakes.
+        // Without handshakes these maps stay empty.
         for mut map in object.maps_mut().filter(|map| map.name() == "issued" || map.name() == "requests") {
             map.set_max_entries(1).map_err(Error::of("a BPF map's size"))?;
         }
         Trods::of(object, false)
     }
 
-    /// As [`Trods::load`], and they make handshakes and timestamps of services that are [issued](Trods::issue). They are larger.
+    /// Like [`Trods::load`], but the programs also answer handshakes and write timestamps of
+    /// services that are [issued](Trods::issue). These programs are larger.
     ///
     /// # Errors
     /// As [`can_issue`].
@@ -159,18 +161,19 @@ impl Trods {
         })
     }
 
-    /// The folder in which a name shows the next process that these programs are on an interface; it is made, and others must not be able
-    /// to write there. To be called before [`Trods::attach`].
+    /// Sets the folder in which a socket name shows the next process that these programs are
+    /// attached. The folder is created, and other users must not be able to write to it. Call this
+    /// before [`Trods::attach`].
     pub fn present_in(&mut self, folder: impl Into<PathBuf>) {
         self.folder = folder.into();
     }
 
-    /// Attaches both programs to the interface of this index in the namespace of the calling
-    /// thread, and detaches them from the interface before. Frames that are written to [the
+    /// Attaches both programs to the interface with this index in the namespace of the calling
+    /// thread, and detaches them from their former interface. Frames that are written to [the
     /// TAP](Trods::set_tap) are received on that interface.
     ///
     /// # Errors
-    /// `ENODEV` if there is none.
+    /// `ENODEV` if there is no such interface.
     pub fn attach(&mut self, index: u32) -> Result<(), Error> {
         self.detach();
         let fail = |operation| move |source| Error::Os { operation, source };
@@ -180,7 +183,8 @@ impl Trods {
             let link = attach(&self.program(name)?, index, kind, 0);
             self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
         }
-        // With it what the kernel closes when this process dies is known for what it is.
+        // The program that detects deaths stays with the links: the kernel closes the sockets after
+        // this process has died.
         let links = self.links.iter().map(AsFd::as_fd).chain(self.dying.as_ref().map(Dying::link));
         let (dead, stamped) = (map(&self.object, ".data.dead")?, map(&self.object, "stamped")?);
         let legacy = self.present.as_ref().map(|present| [present.as_fd(), stamped.as_fd()]);
@@ -195,39 +199,40 @@ impl Trods {
         Ok(())
     }
 
-    /// Whether those of a process that died were still there when these were attached.
+    /// Whether the programs of a process that died were still attached when these were.
     #[must_use]
     pub fn follows(&self) -> bool {
         self.follows
     }
 
-    /// The connections with timestamps of a process that died, read while others may change. None
-    /// at a second call.
+    /// The connections with timestamps of a process that died, read while they may change. A second
+    /// call returns none.
     #[must_use]
     pub fn formers(&mut self) -> HashMap<FlowKey, Stamped> {
-        // Their maps are gone with this.
+        // Drops the former process's maps.
         std::mem::take(&mut self.former).iter().flat_map(|map| stamped::all_of(map.as_fd())).collect()
     }
 
-    /// Leaves them as a process does that is killed.
+    /// For tests: leaves the programs attached, as a process that is killed does.
     #[cfg(feature = "testing")]
     pub fn killed(&mut self) {
         self.linger.iter().for_each(Linger::killed);
         self.detach();
     }
 
-    /// Takes them off.
+    /// Detaches the programs.
     pub fn detach(&mut self) {
         (self.linger, self.present) = (None, None);
         self.links.clear();
     }
 
-    /// Distinguishes connections that end because their process dies from those that it closes
-    /// ([`What::Fin`], [`What::Aborted`]), in the network namespace of this inode number. Needs
-    /// `CAP_PERFMON`.
+    /// Distinguishes connections that end because their process dies from those that the process
+    /// closes ([`What::Fin`], [`What::Aborted`]), in the network namespace with this inode number.
+    /// Needs `CAP_PERFMON`.
     ///
     /// # Errors
-    /// What the kernel lacks or refuses; then all pass for ended by their process.
+    /// The kernel lacks a feature or refuses the program. Then all connections count as closed by
+    /// their process.
     pub fn see_deaths(&mut self, namespace: u32) -> Result<(), Error> {
         let stamped = self.stamps.map();
         let shared = [
@@ -240,51 +245,52 @@ impl Trods {
         Ok(())
     }
 
-    /// Where held segments go: the index of a TAP; 0 and they are dropped. To be called before [`Trods::attach`].
+    /// Sets the TAP that gets held segments, by its index; with 0 they are dropped. Call this
+    /// before [`Trods::attach`].
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn set_tap(&mut self, index: u32) -> Result<(), Error> {
         self.tap = index;
         let tap = map(&self.object, ".data.tap")?;
         update(&tap, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Protects the connections of this address from now on, under this lease.
+    /// Protects the connections of this address from now on, under the lease with this number.
     ///
     /// # Errors
-    /// More than [`MAX_SERVICES`].
+    /// There are already [`MAX_SERVICES`].
     pub fn protect(&self, service: SocketAddr, lease: u32) -> Result<(), Error> {
         self.issue(service, lease, 0, false)
     }
 
-    /// Whether these programs make handshakes and timestamps.
+    /// Whether these programs answer handshakes and write timestamps.
     #[must_use]
     pub fn issues(&self) -> bool {
         self.issues
     }
 
-    /// Segments to and from this address pass from now on, without limits.
+    /// Ends the protection of this address: its segments pass from now on without limits.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn release(&self, service: SocketAddr) -> Result<(), Error> {
         delete(&self.services, &layout::service_key(service))
     }
 
-    /// The leases, for the part of the process that extends them. They have ended until they are
-    /// set.
+    /// The leases, for the part of the process that extends them. A lease counts as ended until it
+    /// is set.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn leases(&self) -> Result<Leases, Error> {
         MapHandle::try_from(&self.leases).map(Leases).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"))
     }
 
-    /// Limits of a connection that has none yet.
+    /// Sets the first limits of a connection.
     ///
     /// # Errors
-    /// It has some, or there is no room.
+    /// The connection has limits, or there is no room.
     pub fn insert(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
         if self.limits(key)?.is_none() {
             self.forget_former(key)?;
@@ -292,17 +298,19 @@ impl Trods {
         update(&self.flows, key.octets(), &limits.encode(), MapFlags::NO_EXIST)
     }
 
-    /// Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come, nor is it that one's
-    /// process that died. The program does the same where a handshake begins one.
+    /// Deletes what the maps hold of a former connection with this key on this host, such as its
+    /// last withheld segment or the death of its process, so that it does not count for the next
+    /// one. The program does the same when it sees a handshake.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn forget_former(&self, key: &FlowKey) -> Result<(), Error> {
         self.take_withheld(key)?;
         delete(&self.died, key.octets())
     }
 
-    /// Has a connection that its timestamps name recorded from now on, under these limits. False: it is not as it was any more.
+    /// Has a connection that its timestamps name recorded from now on, under these limits. Returns
+    /// false if the connection has changed since it was read.
     ///
     /// # Errors
     /// There is no room.
@@ -310,7 +318,7 @@ impl Trods {
         if self.stamps.get(key)?.is_none_or(|now| now.phase != Phase::Echoed) {
             return Ok(false);
         }
-        // They count from the phase on.
+        // The limits apply from the change of the phase on.
         update(&self.flows, key.octets(), &limits.encode(), MapFlags::ANY)?;
         let done = self.stamps.replace(key, stamped);
         if !matches!(done, Ok(true)) {
@@ -319,10 +327,10 @@ impl Trods {
         done
     }
 
-    /// Other limits of a connection. False: it has none any more.
+    /// Changes the limits of a connection. Returns false if it no longer has any.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn set_limits(&self, key: &FlowKey, limits: &Limits) -> Result<bool, Error> {
         match self.flows.update(key.octets(), &limits.encode(), MapFlags::EXIST) {
             Ok(()) => Ok(true),
@@ -331,39 +339,41 @@ impl Trods {
         }
     }
 
-    /// What limits a connection has that the process records, or is to record.
+    /// The limits of a connection that the process records or is about to record.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn limits(&self, key: &FlowKey) -> Result<Option<Limits>, Error> {
         let mut octets = [0; layout::LIMITS];
         let found = self.flows.lookup_into(key.octets(), &mut octets, MapFlags::ANY);
         Ok(found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.then(|| Limits::decode(&octets)))
     }
 
-    /// A connection is free from now on.
+    /// Removes the limits of a connection.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn free(&self, key: &FlowKey) -> Result<(), Error> {
         delete(&self.flows, key.octets())
     }
 
-    /// An adopted connection is free from now on: what its client may acknowledge that was not sent here is seen to all the same.
+    /// Removes the limits of an adopted connection. The program still handles acknowledgements of
+    /// data that this host has not sent (`beyond.h`).
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn free_adopted(&self, key: &FlowKey) -> Result<(), Error> {
         self.happens(layout::HAPPENED_FREED)?;
         update(&self.freed, key.octets(), &[1], MapFlags::ANY)?;
         self.free(key)
     }
 
-    /// Fields of responses that the client receives without their contents: sequence numbers of their beginning and of the end of
-    /// their line. They take the place of those before, and hold until the connection is another one, also without limits.
+    /// Sets the fields of responses whose contents the client does not receive: sequence numbers of
+    /// each field's beginning and of the end of its line. They replace the former fields, also
+    /// apply without limits, and end with the connection.
     ///
     /// # Errors
-    /// The system's; if there is no room the oldest connection gives way.
+    /// An operating system error. If there is no room, the oldest connection's fields are evicted.
     pub fn blank(&self, key: &FlowKey, fields: &[(u32, u32)]) -> Result<(), Error> {
         if fields.is_empty() {
             return delete(&self.blanks, key.octets());
@@ -372,10 +382,11 @@ impl Trods {
         update(&self.blanks, key.octets(), &layout::blanks(fields), MapFlags::ANY)
     }
 
-    /// Takes the last segment without data that was not let through: a frame of which the TCP checksum may be missing.
+    /// Removes and returns the last withheld segment without data, as a frame. Its TCP checksum may
+    /// be missing.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn take_withheld(&self, key: &FlowKey) -> Result<Option<Vec<u8>>, Error> {
         let mut value = [0; WITHHELD];
         // LRU maps cannot look up and delete in one before Linux 5.14, and tcx is newer.
@@ -388,33 +399,36 @@ impl Trods {
         Ok(frame.get(..length as usize).map(<[u8]>::to_vec))
     }
 
-    /// Segments of a connection that is searched for become events and are not reset.
+    /// Turns segments of a connection that is searched for into events. The kernel sends no RST for
+    /// them.
     ///
     /// # Errors
-    /// The system's; if there is no room the oldest gives way.
+    /// An operating system error. If there is no room, the oldest entry is evicted.
     pub fn park(&self, key: &FlowKey) -> Result<(), Error> {
         update(&self.orphans, key.octets(), &[1], MapFlags::ANY)
     }
 
-    /// It is not any more.
+    /// Ends the effect of [`Trods::park`].
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn unpark(&self, key: &FlowKey) -> Result<(), Error> {
         delete(&self.orphans, key.octets())
     }
 
-    /// Another member of the pool holds a connection: the ToR hands the client's segments on to it,
-    /// unless this host has limits for the connection. Segments of the kernel here do not leave.
+    /// Stores that another member of the pool holds a connection. The client's segments are sent to
+    /// the ToR, which hands them on to that member, unless this host has limits for the connection.
+    /// Segments of this host's kernel do not leave.
     ///
     /// # Errors
-    /// The system's; if there is no room the oldest gives way.
+    /// An operating system error. If there is no room, the oldest entry is evicted.
     pub fn pin(&self, key: &FlowKey, pin: Pin) -> Result<(), Error> {
         self.happens(layout::HAPPENED_PIN)?;
         update(&self.pins, key.octets(), &pin.encode(), MapFlags::ANY)
     }
 
-    /// The programs look from now on for what they have not had to look for.
+    /// From now on the programs look up the maps of this kind (`enum happened`), which were empty
+    /// so far.
     fn happens(&self, what: u32) -> Result<(), Error> {
         update(&self.happened, &what.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
     }
@@ -422,7 +436,7 @@ impl Trods {
     /// The pin of a connection.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn pinned(&self, key: &FlowKey) -> Result<Option<Pin>, Error> {
         let octets =
             self.pins.lookup(key.octets(), MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
@@ -432,12 +446,13 @@ impl Trods {
     /// Removes the pin of a connection.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn unpin(&self, key: &FlowKey) -> Result<(), Error> {
         delete(&self.pins, key.octets())
     }
 
-    /// Readable when there are events, but for those that a connection is [named](What::Stamped).
+    /// Readable when there are events. Events of [named](What::Stamped) responses do not make it
+    /// readable.
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor lives as long as the ring, which `self` owns.
@@ -448,7 +463,7 @@ impl Trods {
     /// last, and returns their number.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn events(&mut self, most: usize, mut take: impl FnMut(Event<'_>)) -> Result<usize, Error> {
         let done = self.ring.consume_raw_n(most);
         let mut batch = std::mem::take(&mut *self.batch.lock().unwrap_or_else(PoisonError::into_inner));

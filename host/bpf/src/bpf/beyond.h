@@ -12,16 +12,14 @@
 #include "edit.h"
 #include "members.h"
 
-/*
- * Most bytes that a client can hold behind holes. An acknowledgement further ahead is of a sender
- * that does not know the numbers (RFC 5961, section 5).
+/* The most bytes that a client can hold behind holes. An acknowledgement further ahead than this
+ * comes from a sender that does not know the connection's sequence numbers (RFC 5961, section 5).
  */
 #define BEYOND_MOST (1U << 26)
 
-/*
- * Lowers an acknowledgement to the highest number that the kernel has sent; `heard` is the result.
- * The client then gets the bytes after it twice. False: the segment may be half changed.
- */
+/* Lowers the segment's acknowledgement to the highest number that the kernel has sent, and stores
+ * the result in `heard`. The client then receives the bytes after that number twice. Returns false
+ * if the segment may be changed in part; the caller must drop it then. */
 static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segment *s, __u32 *heard)
 {
 	struct bpf_tcp_sock *tcp = NULL;
@@ -38,7 +36,7 @@ static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segmen
 	if (tcp)
 		sent = tcp->snd_nxt;
 	bpf_sk_release(sk);
-	/* An old acknowledgement also gives a large unsigned difference. */
+	/* For an acknowledgement older than `sent` the unsigned difference is large, too. */
 	__u32 beyond = s->ack - sent;
 	if (!beyond || beyond > BEYOND_MOST)
 		return true;
@@ -46,9 +44,8 @@ static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segmen
 	return clamp_ack(skb, s, sent);
 }
 
-/*
- * The same for a connection whose limits were removed because its next request cannot be recorded.
- */
+/* Like bound_ack, for a connection whose limits were removed because its next request cannot be
+ * recorded. */
 static __always_inline bool bound_freed(struct __sk_buff *skb, const struct segment *s)
 {
 	__u32 heard;

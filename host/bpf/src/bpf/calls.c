@@ -28,10 +28,10 @@
 
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
-/* Retries for a datagram whose flow is being moved. */
+/* Attempts to count a datagram while its flow is being moved to another macroflow. */
 #define TRIES 4
 
-/* The effective uid, as new sockets have it and as a Unix socket reports of its peer. */
+/* The effective uid: new sockets get it, and a Unix socket reports it as its peer's. */
 static __always_inline __u32 caller(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -46,7 +46,8 @@ static __always_inline __u64 netns_cookie(void)
 	return task->nsproxy->net_ns->net_cookie;
 }
 
-/* The tuple is copied: an entry that was looked up earlier may be another flow's after a move. */
+/* Copies the tuple, because after a move a map entry that was looked up earlier may belong to
+ * another flow. */
 static __noinline int delete_flow(__u64 number)
 {
 	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
@@ -151,7 +152,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 		goto fail;
 	bpf_spin_lock(&e->lock);
 	if (e->gone) {
-		/* It is being deleted. */
+		/* The macroflow is being deleted. */
 		bpf_spin_unlock(&e->lock);
 		result = -EAGAIN;
 		goto fail;
@@ -174,10 +175,8 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	result = (int)bpf_map_update_elem(&flows, number, &flow, BPF_NOEXIST);
 	if (!result) {
 		result = (int)bpf_map_update_elem(&tuples, &flow.tuple, &flow.place, BPF_NOEXIST);
-		/*
-		 * The daemon closes the flows of an exited client; a flow that it could not see yet
-		 * is closed here.
-		 */
+		/* When a client exits, the daemon closes its flows. A flow that the daemon could not see yet is
+		 * closed here. */
 		if (!result)
 			return bpf_map_lookup_elem(&clients, &o->client) ? 0 : cm_close_flow(*number) ?: -ENOENT;
 		bpf_map_delete_elem(&flows, number);
@@ -205,7 +204,7 @@ int cm_open(struct cm_opening *context)
 	return 0;
 }
 
-/* Called by the daemon for a client that may not use bpf(2). */
+/* The daemon opens a flow for a client that may not use bpf(2). */
 SEC("syscall")
 int cm_open_for(struct cm_opening_for *context)
 {
@@ -236,7 +235,7 @@ static __always_inline int check_request(struct cm_client *client, __u32 id, __u
 	return 0;
 }
 
-/* One operation of a user. */
+/* Applies one operation of a user's program. */
 __noinline int cm_apply(struct cm_op *op, __u32 uid)
 {
 	__u64 now = bpf_ktime_get_ns(), number, next = ~0ULL;
@@ -357,10 +356,8 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 	return result;
 }
 
-/*
- * One operation of the arguments, which a program may access at constant offsets only. Returns
- * whether there was one.
- */
+/* Applies one operation of the arguments, which a program may access at constant offsets only.
+ * Returns whether there was an operation. */
 #define APPLY(context, uid)                                                                                                    \
 	({                                                                                                                     \
 		struct cm_op op = *(context);                                                                                  \
@@ -393,7 +390,7 @@ int cm_calls(struct cm_bulk *context)
 	return 0;
 }
 
-/* Called by the daemon. */
+/* The daemon applies operations for a client. */
 SEC("syscall")
 int cm_calls_for(struct cm_bulk_for *context)
 {
@@ -406,7 +403,7 @@ int cm_calls_for(struct cm_bulk_for *context)
 	return 0;
 }
 
-/* Called by the daemon: closes a flow of an exited client. */
+/* The daemon closes a flow of a client that has exited. */
 SEC("syscall")
 int cm_evict(struct cm_eviction *context)
 {
@@ -417,9 +414,8 @@ int cm_evict(struct cm_eviction *context)
 	return 0;
 }
 
-/*
- * Counts a datagram that leaves and uses up a grant. False: the flow moved since it was looked up.
- */
+/* Counts a datagram that leaves, and uses up a grant. Returns false if the flow moved since it was
+ * looked up. */
 __noinline int cm_count(struct cm_tuple *tuple, __u32 octets)
 {
 	struct cm_place *known = tuple ? bpf_map_lookup_elem(&tuples, tuple) : 0, place;
@@ -437,7 +433,7 @@ __noinline int cm_count(struct cm_tuple *tuple, __u32 octets)
 	bpf_spin_lock(&e->lock);
 	there = cm_slot(&e->s, place.slot)->flow == place.flow;
 	if (there) {
-		/* An empty datagram does not decline the grant. */
+		/* An empty datagram uses up the grant like any other: 0 would decline it. */
 		cm_share_notify(&e->s, place.slot, now, octets ? octets : 1);
 		next = unheard(e, place.slot, now);
 		next = any(e, next);
@@ -454,7 +450,7 @@ int cm_egress(struct __sk_buff *skb)
 	struct cm_tuple tuple = { .protocol = IPPROTO_UDP };
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct sock *sk = kernel->sk;
-	/* Also with options and extension headers. */
+	/* The difference of the two offsets includes IP options and extension headers. */
 	__u32 header = kernel->transport_header - kernel->network_header;
 	struct ipv6hdr six;
 	struct udphdr udp;

@@ -9,11 +9,11 @@
 
 #include <linux/types.h>
 
-/* Operations of a bulk call. */
+/* Most operations of one bulk call. */
 #define CM_BULK 64
 
 enum cm_operation {
-	/* Of an entry of a bulk call that is not used. */
+	/* Marks an unused entry of a bulk call. */
 	CM_OP_NONE,
 	CM_OP_CLOSE,
 	/* out[0]: payload bytes of the largest packet. */
@@ -32,22 +32,21 @@ enum cm_operation {
 	CM_OP_UPDATE,
 	/* out: struct cm_status. */
 	CM_OP_QUERY,
-	/* The same, and the client gets an event at the next change. */
+	/* Like CM_OP_QUERY; in addition, the client gets an event at the next change. */
 	CM_OP_TAKE,
-	/* in[0]: whether it gets events of changes. */
+	/* in[0]: whether the client gets an event at each change. */
 	CM_OP_WATCH,
-	/* in: rate down, up, round trip time down, up; multiples of 1/65536. */
+	/* in: factors of the rate down and up, and of the round trip time down and up, that cause an
+	 * event; multiples of 1/65536. */
 	CM_OP_THRESH,
 	/* in[0]: bytes. */
 	CM_OP_SET_MTU,
 	/* in[0]: 1 to CM_MAX_WEIGHT. */
 	CM_OP_WEIGH,
-	/* out[0]: the number of its macroflow. */
+	/* out[0]: the number of the flow's macroflow. */
 	CM_OP_MACROFLOW,
-	/*
-	 * in[0]: number of the new macroflow; 0: a separate one. out: its number; requests to
-	 * repeat.
-	 */
+	/* in[0]: number of the new macroflow; 0: create a separate one. out: its number, and how many
+	 * requests the client must repeat. */
 	CM_OP_MOVE,
 };
 
@@ -70,7 +69,7 @@ struct cm_bulk {
 struct cm_opening {
 	__u32 client;
 	__s32 result;
-	/* Of the new flow. */
+	/* The number of the new flow. */
 	__u64 flow;
 	__u32 source[4];
 	__u32 destination[4];
@@ -79,12 +78,12 @@ struct cm_opening {
 	__u8 protocol;
 	__u8 dscp;
 	__u16 unused;
-	/* Payload bytes of its largest packets. */
+	/* Payload bytes of the flow's largest packets. */
 	__u32 mtu;
 	__u32 unused_too;
 };
 
-/* The same, called by the daemon for a client. */
+/* A bulk call that the daemon makes for a client. */
 struct cm_bulk_for {
 	__u32 uid;
 	__u32 unused;
@@ -94,12 +93,12 @@ struct cm_bulk_for {
 struct cm_opening_for {
 	__u32 uid;
 	__u32 unused;
-	/* Cookie of their network namespace. */
+	/* Cookie of the clients' network namespace. */
 	__u64 netns;
 	struct cm_opening opening;
 };
 
-/* A client that has exited. */
+/* Names a client that has exited, and one of its flows. */
 struct cm_eviction {
 	__u64 flow;
 	__u32 client;

@@ -12,31 +12,31 @@
 #include "cm.h"
 #include "share.h"
 
-/* Grants of one run: more are given by the timer, at once. */
+/* Most grants that one call gives. The timer gives the others, and fires at once. */
 #define MOST_GRANTS 256
-/* Requests of a flow that wait. */
+/* Most requests of one flow that wait for a grant. */
 #define MOST_REQUESTS 1024
 
-/* The loader's choice, in the order in which calls.rs writes them. */
+/* Settings that the loader may change, in the order in which calls.rs writes them. */
 const volatile __u64 grant_life = 100 * 1000000ULL;
 const volatile __u64 silence = 5 * 1000000000ULL;
 const volatile __u32 initial_window = 10;
 const volatile __u32 slow_start_limit = 2;
-/* An account's flows; as many macroflows more have their history kept. */
+/* Most flows of an account. The history of as many macroflows without flows is kept. */
 const volatile __u32 flows_a_user = 1024;
 
 struct cm_shared {
 	struct bpf_spin_lock lock;
-	/* Its timer deletes it. */
+	/* The macroflow is being deleted, and its timer removes the entry. */
 	__u32 gone;
-	/* struct cm_entry has these at the same places. */
+	/* Generation and state stand at the same offsets as in struct cm_entry. */
 	__u64 generation;
 	struct cm_share s;
 	/* When the timer is to fire; 0: not set. */
 	__u64 armed;
-	/* When it is forgotten if no flow comes; 0: it has flows. */
+	/* When the macroflow is deleted unless a flow joins; 0: it has flows. */
 	__u64 forget;
-	/* Under the lock (any). */
+	/* Scratch value of any(), under the lock. */
 	__u64 any;
 	/* Account whose quota counts it. */
 	__u64 account;
@@ -45,20 +45,18 @@ struct cm_shared {
 
 struct cm_share_key {
 	struct cm_key of;
-	/*
-	 * 0: the first macroflow of this key. Otherwise the number of a separate one, made for
-	 * flows that left the first.
-	 */
+	/* 0: the first macroflow of this key. Otherwise the number of a separate macroflow, which was made
+	 * for flows that left the first one. */
 	__u64 apart;
 };
 
-/* Where a flow is. */
+/* The macroflow and the slot in it of a flow. */
 struct cm_place {
 	struct cm_share_key key;
 	__u64 generation;
 	__u64 flow;
 	__u32 slot;
-	/* Of its flow: as in cm_client. */
+	/* The account of the flow's client, as in struct cm_client. */
 	__u32 account;
 };
 
@@ -84,18 +82,19 @@ struct cm_flow {
 
 struct cm_client {
 	__u32 uid;
-	/* Process whose exit ends the client; written by the daemon. */
+	/* Process at whose exit the daemon removes the client. Written by the daemon. */
 	__u32 pid;
 	__u64 started;
-	/* Waiting requests: each becomes an event. */
+	/* Requests of the client that wait for a grant. Each becomes an event. */
 	__u32 waiting;
 	__u32 flows;
-	/* The user whose quotas count it: the owner of a subordinate user id. Written by the daemon. */
+	/* User under whose quota the client falls: the owner of a subordinate user id. Written by the
+	 * daemon. */
 	__u32 account;
 	__u32 unused;
 };
 
-/* Numbers of flows and macroflows of an account. */
+/* How many flows and macroflows an account has. */
 struct cm_user {
 	__u32 flows;
 	__u32 shares;
@@ -162,7 +161,7 @@ struct {
 	__array(values, struct ring);
 } rings SEC(".maps");
 
-/* Flows and macroflows apart so far. */
+/* The number that was last given to a flow or a separate macroflow. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -170,7 +169,7 @@ struct {
 	__type(value, __u64);
 } numbers SEC(".maps");
 
-/* What a new macroflow is copied from: zeros, too many for the stack. */
+/* Zeros from which a new macroflow is initialised: a struct too large for the stack. */
 struct blank {
 	__u64 zeros[sizeof(struct cm_shared) / 8];
 };

@@ -10,7 +10,8 @@
 #include "calls_shares.h"
 #include "calls_time.h"
 
-/* Finds the new macroflow of a flow and takes a slot in it. An error leaves nothing behind. */
+/* Finds the new macroflow of a flow and takes a slot in it. If it returns an error, nothing has
+ * changed. */
 static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *slot, __u64 *to, struct cm_shared **there)
 {
 	__u64 now = bpf_ktime_get_ns(), netns = moved->place.key.of.netns, *count;
@@ -65,7 +66,7 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 	return at < CM_SLOTS ? 0 : -ENOSPC;
 }
 
-/* Frees a slot that a flow took or left. */
+/* Frees a slot: the new one after a failed move, or the old one after a move. */
 static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 number, __u64 now)
 {
 	bpf_spin_lock(&e->lock);
@@ -77,10 +78,8 @@ static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 numbe
 	arm(e, now, now);
 }
 
-/*
- * Writes the new place of a flow into the maps. An error leaves them unchanged, unless the flow is
- * closed at the same moment.
- */
+/* Writes the new macroflow and slot of a flow into the maps. If it returns an error the maps are
+ * unchanged, unless the flow is being closed at the same moment. */
 static __always_inline int enter(__u64 number, struct cm_flow *moved)
 {
 	int result = (int)bpf_map_update_elem(&flows, &number, moved, BPF_EXIST);
@@ -127,7 +126,7 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 		return 0;
 	bpf_spin_lock(&from->lock);
 	gone = cm_slot(&from->s, at)->flow != number;
-	/* One move at a time. */
+	/* Only one move of a flow at a time. */
 	result = gone ? -ENOENT : cm_slot(&from->s, at)->moves ? -EAGAIN : 0;
 	if (!result)
 		cm_slot(&from->s, at)->moves = 1;
@@ -147,7 +146,7 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 	bpf_spin_lock(&from->lock);
 	gone = cm_slot(&from->s, at)->flow != number;
 	if (!gone && result && result != -ENOENT) {
-		/* The kernel has no room: the flow stays. */
+		/* The map has no room: the flow stays where it is. */
 		cm_slot(&from->s, at)->moves = 0;
 	} else if (!gone) {
 		outstanding = cm_slot(&from->s, at)->member.outstanding;

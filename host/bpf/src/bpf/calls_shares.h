@@ -12,14 +12,13 @@ static __always_inline struct cm_shared *find(const struct cm_place *place)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, &place->key);
 
-	/* A macroflow to the same destination that was created later is a different one. */
+	/* An equal key with another generation is a later macroflow to the same destination. */
 	return e && e->generation == place->generation ? e : 0;
 }
 
-/*
- * Removes a macroflow without a timer, unless another call has initialised it: it would never
- * expire. Kernels from 6.18 on allocate timers without locks, which can fail with memory available.
- */
+/* Removes a macroflow that has no timer, because it would never expire, unless another call has
+ * initialised it. Kernels from 6.18 on allocate timers without locks, which can fail while memory
+ * is available. */
 static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user, struct cm_shared *e)
 {
 	bpf_spin_lock(&e->lock);
@@ -32,7 +31,7 @@ static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user
 	return unused;
 }
 
-/* Returns the macroflow of a new flow; on NULL, `result` has the reason. */
+/* Returns the macroflow of a new flow. If it returns NULL, `result` has the error. */
 static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user, __u32 account, int *result)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
@@ -50,14 +49,14 @@ static __always_inline struct cm_shared *make(struct cm_share_key *key, struct c
 	e = bpf_map_lookup_elem(&shares, key);
 	if (!e)
 		return e;
-	/* Before the timer starts, which reads it. */
+	/* Set before the timer starts, because the timer reads it. */
 	e->account = account;
 	if (bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC)) {
 		*result = -EAGAIN;
 		return unmake(key, user, e) ? 0 : e;
 	}
 	bpf_timer_set_callback(&e->timer, fire);
-	/* Another call may have found it before it was set. */
+	/* Another call may have found the macroflow before this field was set. */
 	bpf_spin_lock(&e->lock);
 	armed = e->armed;
 	bpf_spin_unlock(&e->lock);
@@ -66,7 +65,7 @@ static __always_inline struct cm_shared *make(struct cm_share_key *key, struct c
 	return e;
 }
 
-/* Under the lock: of a macroflow that was just made. */
+/* Initialises a macroflow that was just made. Under the lock. */
 static __always_inline void begin(struct cm_shared *e, __u64 number, __u64 now, __u32 mtu)
 {
 	cm_init(&e->s.m, initial_window, slow_start_limit, mtu);
@@ -74,7 +73,7 @@ static __always_inline void begin(struct cm_shared *e, __u64 number, __u64 now, 
 	e->generation = number;
 }
 
-/* Under the lock: takes a free slot for a new flow; CM_SLOTS: there is none. */
+/* Takes a free slot for a new flow. Returns CM_SLOTS if there is none. Under the lock. */
 static __always_inline __u32 take_slot(struct cm_shared *e)
 {
 	__u64 free = ~e->s.taken;

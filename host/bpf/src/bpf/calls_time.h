@@ -14,10 +14,8 @@ static __always_inline int less(__u32 *count)
 	return __sync_fetch_and_add(count, (__u32)-1);
 }
 
-/*
- * Makes the timer fire at `at` at the latest. A concurrent call with a later time sees that it is
- * set earlier.
- */
+/* Makes the timer fire at `at` or earlier. Of two concurrent calls, the one with the later time
+ * sees that the timer is set to an earlier one, and leaves it. */
 static __noinline void arm(struct cm_shared *e, __u64 now, __u64 at)
 {
 	int sooner;
@@ -38,11 +36,9 @@ static __noinline void arm(struct cm_shared *e, __u64 now, __u64 at)
 		bpf_timer_start(&e->timer, at > now ? at - now : 0, 0);
 }
 
-/*
- * Whether a reader waits at a ring for an entry that was reserved just now. The kernel wakes
- * readers by an interrupt to itself, which costs more than everything else here, and in most cases
- * the reader is the caller and does not wait. A reader that begins to wait after this check finds
- * the entry.
+/* Whether a reader waits at a ring for an entry that was reserved just now. To wake a reader the
+ * kernel sends itself an interrupt, which costs more than the rest of a call, and mostly the reader
+ * is the caller and does not wait. A reader that begins to wait after this check finds the entry.
  */
 static __always_inline int waited_for(struct bpf_ringbuf_map *ring)
 {
@@ -71,7 +67,7 @@ static __always_inline long tell(__u32 client, __u64 flow, __u32 kind)
 	return 0;
 }
 
-/* A walk over a macroflow. */
+/* The progress of a walk over the flows of a macroflow. */
 struct walk {
 	struct cm_shared *e;
 	__u64 now;
@@ -100,7 +96,7 @@ static long settle_one(__u32 i __attribute__((unused)), void *context)
 	next = e->s.turn ? e->s.turn : ~0ULL;
 	if (later && later < next)
 		next = later;
-	/* The timer is set for that time or earlier. */
+	/* The timer is already set to that time or an earlier one. */
 	if (e->armed > now && e->armed <= next)
 		next = ~0ULL;
 	bpf_spin_unlock(&e->lock);
@@ -115,7 +111,7 @@ static long settle_one(__u32 i __attribute__((unused)), void *context)
 		less(&state->waiting);
 	if (!tell(client, flow, CM_EVENT_SEND))
 		return 0;
-	/* The client gets no event of it. */
+	/* The client's ring has no room for the event, so the grant is declined for it. */
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, at - 1)->flow == flow)
 		cm_share_notify(&e->s, at - 1, now, 0);
@@ -141,7 +137,7 @@ static long watch_one(__u32 i, void *context)
 	bpf_spin_unlock(&e->lock);
 	if (!due || !tell(client, flow, CM_EVENT_UPDATE))
 		return 0;
-	/* The ring is full; a later event has the same effect. */
+	/* The client's ring is full. A later event will have the same effect. */
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, i)->flow == flow)
 		cm_slot(&e->s, i)->due = 0;
@@ -171,20 +167,16 @@ static long expire_one(__u32 i, void *context)
 	return 0;
 }
 
-/*
- * Returns the value. Under the lock. Passing it through a map makes it unknown to the verifier,
- * which then walks the following code once and not for each possible value.
- */
+/* Returns the value after passing it through a map, which makes it unknown to the verifier. The
+ * verifier then checks the following code once and not for each possible value. Under the lock. */
 static __always_inline __u64 any(struct cm_shared *e, __u64 value)
 {
 	e->any = value;
 	return *(volatile __u64 *)&e->any;
 }
 
-/*
- * Under the lock: the time at which a flow's packets count as lost without feedback; ~0 if the
- * timer fires by then anyway.
- */
+/* The time at which a flow's outstanding packets count as lost if no feedback arrives; ~0 if the
+ * timer fires by then anyway. Under the lock. */
 static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
 {
 	struct cm_slot *slot = cm_slot(&e->s, at);
@@ -195,7 +187,7 @@ static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
 	return lost;
 }
 
-/* Gives grants as far as the window allows, and arms the timer for the next action. */
+/* Gives the grants that the window allows, and sets the timer for the next action. */
 static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int watch)
 {
 	struct walk walk = { .e = e, .now = now, .next = next };
@@ -209,10 +201,8 @@ static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int wa
 		arm(e, now, walk.next);
 }
 
-/*
- * The same for the timer. Not static, because the verifier would otherwise walk it for every state
- * of the timer's caller.
- */
+/* Like settle, for the timer. Not static, because the verifier would otherwise check it for every
+ * state of its caller. */
 __noinline int cm_settle(struct cm_share_key *key, __u64 now, __u64 next, int watch)
 {
 	struct cm_shared *e = key ? bpf_map_lookup_elem(&shares, key) : 0;
@@ -257,7 +247,7 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 		e->s.turn = walk.done ? 0 : now + cm_life(&e->s, grant_life);
 		bpf_spin_unlock(&e->lock);
 	}
-	/* The key in the map must not be passed on. */
+	/* A copy, because a pointer into the map must not be passed on. */
 	of = *key;
 	return cm_settle(&of, now, walk.next, watch);
 }

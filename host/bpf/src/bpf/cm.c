@@ -19,7 +19,7 @@
 #define CLOCK_MONOTONIC 1
 /* Initial window of RFC 6928. */
 #define TCP_INIT_CWND 10
-/* Most concurrent changes of the pool that are retried. */
+/* Attempts to change the pool of free numbers while other processors change it. */
 #define TRIES 32
 
 /*
@@ -49,7 +49,7 @@ struct {
 	__type(value, __u32);
 } destinations SEC(".maps");
 
-/* Free numbers. */
+/* The pool of free macroflow numbers. */
 struct pool {
 	/* Head of the free list, + 1; the upper half counts changes. */
 	__u64 free;
@@ -77,11 +77,11 @@ static __always_inline struct cm_entry *find(struct tcp_sock *tp)
 	if (!flow->generation)
 		return 0;
 	e = bpf_map_lookup_elem(&macroflows, &number);
-	/* A macroflow that was created later is a different one. */
+	/* Another generation is a later macroflow under the same number. */
 	return e && e->generation == flow->generation ? e : 0;
 }
 
-/* Takes a free number, + 1; 0: there is none. */
+/* Takes a free number. Returns it + 1, or 0 if there is none. */
 static __always_inline __u32 take_number(void)
 {
 	__u32 zero = 0, number;
@@ -124,7 +124,7 @@ static __always_inline void give_number(struct cm_entry *e, __u32 number)
 	}
 }
 
-/* Deletes a macroflow that had no connections for the given time. Returns whether it did. */
+/* Deletes a macroflow that had no connections for `idle` ns. Returns whether it did. */
 static __always_inline int end(struct cm_entry *e, __u32 number, __u64 now, __u64 idle)
 {
 	struct cm_key key = {};
@@ -195,9 +195,8 @@ static __always_inline int same(const struct cm_key *a, const struct cm_key *b)
 	       a->destination[3] == b->destination[3] && a->dscp == b->dscp && a->class == b->class;
 }
 
-/*
- * Creates the macroflow of a destination, unless another call did so meanwhile or there is no room.
- */
+/* Creates the macroflow of a destination. Does nothing if another call has created it meanwhile or
+ * if there is no room. */
 static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
 {
 	__u32 number = take_number();
@@ -233,7 +232,7 @@ static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
 	bpf_timer_start(&e->timer, CM_FORGET, 0);
 }
 
-/* A connection joins the macroflow of its destination, with what it has outstanding. */
+/* Adds a connection, with its outstanding bytes, to the macroflow of its destination. */
 static __noinline void join(struct tcp_sock *tp)
 {
 	struct flow *flow = flow_of(tp);
@@ -261,7 +260,7 @@ static __noinline void join(struct tcp_sock *tp)
 	bpf_spin_lock(&e->lock);
 	generation = e->generation;
 	if (!generation || !same(&e->key, &key)) {
-		/* It is being deleted. */
+		/* The macroflow is being deleted. */
 		bpf_spin_unlock(&e->lock);
 		return;
 	}
@@ -315,7 +314,7 @@ void cm_tcp_release(unsigned long long *ctx)
 	flow->generation = 0;
 }
 
-/* Reno, for a connection without a macroflow. */
+/* Runs Reno for a connection without a macroflow. */
 static __noinline void alone(struct tcp_sock *tp, int reducing)
 {
 	struct flow *flow = flow_of(tp);
@@ -363,10 +362,10 @@ void cm_tcp_cong_control(unsigned long long *ctx)
 	} else {
 		seen.limited = limited;
 		seen.limited_slowly = limited || tp->snd_cwnd < 2 * tp->max_packets_out;
-		/* A connection without data to send leaves its part to the others. */
+		/* A connection without data to send leaves its part of the window to the others. */
 		seen.hungry = seen.outstanding || tp->write_seq != tp->snd_nxt;
 		seen.hungry = seen.hungry && (limited || flow_of(tp)->opening);
-		/* At most as fast as in slow start, even if other connections left. */
+		/* The window grows at most as fast as in slow start, even if other connections left. */
 		seen.most = clamp(tp, tp->snd_cwnd + acked);
 	}
 	packets = tell(tp, e, &seen, 0);
@@ -374,7 +373,7 @@ void cm_tcp_cong_control(unsigned long long *ctx)
 	set_rate(tp);
 }
 
-/* The window after set_state has reported a loss. */
+/* Returns the connection's window after set_state has reported a loss. */
 SEC("struct_ops")
 __u32 cm_tcp_ssthresh(unsigned long long *ctx)
 {
@@ -406,7 +405,8 @@ void cm_tcp_set_state(unsigned long long *ctx)
 	tell(tp, e, &seen, 0);
 }
 
-/* After a pause the connection may send what the others left of the window, over a round trip. */
+/* After a pause, the connection may send the part of the window that the others left, paced over a
+ * round trip. */
 SEC("struct_ops")
 void cm_tcp_cwnd_event(unsigned long long *ctx)
 {
@@ -432,7 +432,7 @@ void cm_tcp_cwnd_event(unsigned long long *ctx)
 	member.outstanding = flow->outstanding;
 	member.carry = flow->carry;
 	member.hungry = flow->hungry;
-	/* The packet being sent, unless it was charged at the last acknowledgement. */
+	/* The size of the packet being sent; 0 if it was charged at the last acknowledgement. */
 	first = before(tp->data_segs_out, flow->sent) ? 0 : mss;
 	bpf_spin_lock(&e->lock);
 	cm_charge(&e->m, now, first);
@@ -446,7 +446,8 @@ void cm_tcp_cwnd_event(unsigned long long *ctx)
 		flow->sent = tp->data_segs_out + 1;
 	flow->round = tp->snd_nxt;
 	flow->opening = OPENING;
-	/* After a timeout nothing is in flight, either, but that is no pause. */
+	/* After a retransmission timeout nothing is in flight either, but the connection was not paused.
+	 */
 	if (BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state) != TCP_CA_Open && packets > tp->snd_cwnd)
 		packets = tp->snd_cwnd;
 	tp->snd_cwnd = clamp(tp, packets);
@@ -457,7 +458,7 @@ void cm_tcp_cwnd_event(unsigned long long *ctx)
 	}
 }
 
-/* Nothing was lost after all. */
+/* TCP found that a reduction was spurious: nothing was lost. */
 SEC("struct_ops")
 __u32 cm_tcp_undo_cwnd(unsigned long long *ctx)
 {

@@ -9,7 +9,7 @@
 
 #define MAX_MACROFLOWS 65536
 #define MAX_CLIENTS 4096
-/* Of a client's ring: the loader makes them. */
+/* Bytes of a client's ring, which the loader creates. */
 #define RING_OCTETS 65536
 
 /* Key of a macroflow: flows with equal keys share it. */
@@ -26,16 +26,14 @@ struct cm_key {
 
 struct cm_entry {
 	struct bpf_spin_lock lock;
-	/* In the free list: index of the next free one, + 1. */
+	/* Index + 1 of the next free number, while this one is in the free list. */
 	__u32 next;
-	/*
-	 * Time of its creation, ns, by which a flow recognises the macroflow that it joined. 0:
-	 * free.
-	 */
+	/* When the macroflow was created, ns. By it a flow recognises the macroflow that it joined. 0:
+	 * free. */
 	__u64 generation;
 	struct macroflow m;
 	struct cm_key key;
-	/* Deletes it after a time without connections. */
+	/* Deletes the macroflow after a time without connections. */
 	struct bpf_timer timer;
 };
 

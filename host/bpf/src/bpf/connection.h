@@ -10,67 +10,65 @@
 #include "cm.h"
 #include "sockets.h"
 
-/* Rounds in which the first window after a pause is paced: until all of it is acknowledged. */
+/* Round trips over which the first window after a pause is paced: until all of it is acknowledged.
+ */
 #define OPENING 2
-/* Reports of acknowledgements for each window in congestion avoidance. */
+/* In congestion avoidance a connection reports acknowledgements this often in each window. */
 #define BATCHES 8
 
 /* State of a connection in icsk_ca_priv. */
 struct flow {
-	/* Generation of the macroflow that it joined; 0: none. */
+	/* Generation of the macroflow that the connection joined; 0: none. */
 	__u64 generation;
-	/* The last reduction that it caused. */
+	/* Number of the last reduction that this connection caused. */
 	__u64 reduction;
 	/* tp->data_segs_out and tp->delivered at the last report. */
 	__u32 sent;
 	__u32 delivered;
 	/* tp->delivered at which the next report is due in any case. */
 	__u32 due;
-	/* struct member */
+	/* Bytes that the connection has charged to the macroflow, as in struct member. */
 	__u32 outstanding;
 	__u32 carry;
 	/* Number of the macroflow. */
 	__u32 number;
-	/* Its number in the macroflow. */
+	/* Number of the connection within its macroflow. */
 	__u32 id;
-	/* snd_nxt when its round began. */
+	/* snd_nxt when the connection's current round trip began. */
 	__u32 round;
-	/*
-	 * Number of reductions that it has seen, and snd_nxt at the last one: losses before that
-	 * number belong to the same congestion.
-	 */
+	/* Number of reductions of the macroflow that this connection has applied, and snd_nxt at the last
+	 * one: losses before that sequence number belong to the same congestion. */
 	__u32 known;
 	__u32 recover;
 	__u8 hungry;
-	/* Rounds left of its opening. */
+	/* Round trips left of the paced first window after a pause. */
 	__u8 opening;
-	/* This program turned pacing on. */
+	/* Whether this program turned on pacing. */
 	__u8 paces;
 	__u8 unused;
 };
 _Static_assert(sizeof(struct flow) <= 104, "it is in icsk_ca_priv");
 
-/* A connection's report. Packets count as full-sized, as in TCP's window. */
+/* A connection's report to the macroflow. Packets count as full-sized, as in TCP's window. */
 struct seen {
 	__u64 now;
 	__u64 charged;
 	__u64 outstanding;
 	struct cm_report report;
 	__u32 mss;
-	/*
-	 * Limited by the window: in avoidance, and in slow start, where using half of it is enough.
-	 */
+	/* Whether the window limited the connection: in congestion avoidance, and in slow start, where it
+	 * is enough to use half of the window. */
 	__u8 limited;
 	__u8 limited_slowly;
 	__u8 hungry;
-	/* One of its round trips has passed. */
+	/* Whether a round trip of the connection has passed since the last report. */
 	__u8 next;
 	/* Packets in flight, including charged ones that are not sent yet. */
 	__u32 flying;
 	__u32 ahead;
 	/* Bytes waiting for transmission or retransmission. */
 	__u32 waiting;
-	/* Most packets in flight after this report; 0: TCP decides by itself now. */
+	/* Most packets in flight after this report; 0: TCP decides by itself from now on. */
 	__u32 most;
 };
 
@@ -94,10 +92,8 @@ static __always_inline __u32 in_flight(const struct tcp_sock *tp)
 	return tp->packets_out - (tp->sacked_out + tp->lost_out) + tp->retrans_out;
 }
 
-/*
- * Packets of a window that may be in flight in fast recovery: at most slow start's rate (RFC 6937),
- * and the first lost packet is retransmitted at once.
- */
+/* Packets of a window that may be in flight in fast recovery: as in slow start at most (RFC 6937),
+ * and the first lost packet is retransmitted at once. */
 static __always_inline __u32 in_recovery(const struct tcp_sock *tp, __u32 window, __u32 acked)
 {
 	__u32 flying = in_flight(tp);
@@ -140,21 +136,21 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 	if (tp->lost_out > tp->retrans_out)
 		seen->waiting += (tp->lost_out - tp->retrans_out) * mss;
 	seen->ahead = goes_on && sent < 0 ? (__u32)-sent : 0;
-	/* A last packet that is not full may wait for more data. */
+	/* TCP may keep back the last packet while it is not full, to wait for more data. */
 	if ((__u64)seen->ahead * mss > seen->waiting)
 		seen->ahead = seen->waiting / mss;
 	seen->outstanding = ((__u64)seen->flying + seen->ahead) * mss;
 	seen->charged = sent > 0 ? (__u64)sent * mss : 0;
 	known = flow->outstanding + seen->charged;
 	if (seen->outstanding > known) {
-		/* A packet was cut in two. */
+		/* TCP cut a packet in two, so more packets are outstanding. */
 		seen->charged += seen->outstanding - known;
 		known = seen->outstanding;
 	}
 	seen->report.flow = flow->id;
 	seen->report.resolved = known - seen->outstanding;
 	seen->report.acked = (__u64)(tp->delivered - flow->delivered) * mss;
-	/* RTT of the newest packet that arrived. */
+	/* Round trip time of the newest packet that arrived. */
 	seen->report.rtt = seen->report.acked ? (__u64)tp->rack.rtt_us * 1000 : 0;
 	seen->report.congestion = CM_NONE;
 	seen->report.limited = 0;
@@ -166,12 +162,10 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 	seen->next = !before(tp->snd_una, flow->round);
 }
 
-/*
- * Whether a report of an acknowledgement can wait. In congestion avoidance a report covers an
- * eighth of a window, which only shifts the growth of the window within its round trip. The part of
- * a connection that is alone in the macroflow, or limited by it, does not depend on the packets in
- * flight; changes of that are reported at once.
- */
+/* Whether a report of an acknowledgement can wait. In congestion avoidance one report covers an
+ * eighth of a window; that only shifts the growth of the window within a round trip. If the
+ * connection is alone in the macroflow, or limited by its part, its part does not depend on the
+ * packets in flight. Changes of that are reported at once. */
 static __always_inline int quiet(struct tcp_sock *tp, __u8 state, int limited)
 {
 	struct flow *flow = flow_of(tp);
@@ -184,12 +178,11 @@ static __always_inline int quiet(struct tcp_sock *tp, __u8 state, int limited)
 	       tp->packets_out && !flow->opening;
 }
 
-/*
- * Reports to the macroflow and returns the connection's part of the window, in packets; with
- * `threshold`, the part after a loss. Packets that it sends now are charged now. If they were
- * charged only at the next acknowledgement, a group of small windows would have many uncharged
- * packets when one of them loses a packet, and the window would be halved twice for one full queue.
- */
+/* Reports to the macroflow and returns the connection's part of the window, in packets; with
+ * `threshold`, the part after a loss. Packets that the connection will send in answer to this
+ * acknowledgement are charged now. If they were charged at the next one, a group of small windows
+ * would have many uncharged packets when one of them loses a packet, and the window would be halved
+ * twice for one full queue. */
 static __always_inline __u32 tell(struct tcp_sock *tp, struct cm_entry *e, struct seen *seen, int threshold)
 {
 	struct flow *flow = flow_of(tp);
@@ -244,7 +237,8 @@ static __always_inline __u32 tell(struct tcp_sock *tp, struct cm_entry *e, struc
 		flow->known = (__u32)reductions;
 		flow->recover = tp->snd_nxt;
 	} else if (!old) {
-		/* Keeps the number within half of the range. */
+		/* Keeps the number within half of the sequence range of the newest one, so that it compares as
+		 * older. */
 		flow->recover = tp->snd_una;
 	}
 	if (seen->next) {

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/*
- * Finds protected connections that the kernel closes because their process is exiting: killed,
- * crashed or finished. A server that closes a connection itself does so earlier. FIN and RST look
- * the same in both cases and may leave much later (docs/trods.md).
- */
+/* Finds protected connections that the kernel closes because their process is exiting: killed,
+ * crashed or finished. If the server closes a connection itself, it does so before its process
+ * exits. The FIN or RST looks the same in both cases and may leave much later (docs/trods.md). */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>

@@ -10,7 +10,7 @@
 
 #include "trods.h"
 
-/* Connections with limits. */
+/* Connections with limits on the segments that may leave. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -19,7 +19,7 @@ struct {
 	__type(value, struct limits);
 } flows SEC(".maps");
 
-/* Connections whose timestamps the program writes (ts.h), with their limits. */
+/* Connections with timestamps of this program (ts.h), and their limits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -28,10 +28,9 @@ struct {
 	__type(value, struct stamped);
 } stamped SEC(".maps");
 
-/*
- * The limits of such a connection, if any. The process keeps those of a recorded connection in
- * `flows`. All others are in `stamped`: each further map costs a cache miss.
- */
+/* The limits of a connection, if any. For a connection with timestamps of ours (`st`), the limits
+ * are in `flows` once the process records it, and in `stamped` before: each further map costs a
+ * cache miss. */
 static __always_inline struct limits *limits_of(const struct flow_key *key, struct stamped *st)
 {
 	if (st->phase == STAMPED_RECORDED)
@@ -39,7 +38,7 @@ static __always_inline struct limits *limits_of(const struct flow_key *key, stru
 	return st->phase == STAMPED_FREE ? NULL : &st->limits;
 }
 
-/* Connections of processes that died. */
+/* Connections that the kernel closed because their process died. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_DYING);
@@ -47,10 +46,8 @@ struct {
 	__type(value, __u8);
 } dying SEC(".maps");
 
-/*
- * Whether a map that is normally empty ever had an entry. Lookups are skipped until then, because
- * each is a cache miss and costs as much as a checksum.
- */
+/* Whether a map that is normally empty ever had an entry. Until then the programs skip its lookup,
+ * because each lookup is a cache miss and costs as much as a checksum. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, HAPPENED);
@@ -65,7 +62,7 @@ static __always_inline bool has_happened(__u32 what)
 	return !has || *(volatile __u32 *)has;
 }
 
-/* Called before the first entry is inserted. */
+/* Called before the first entry is inserted into such a map. */
 static __always_inline void happens(__u32 what)
 {
 	__u32 *has = bpf_map_lookup_elem(&happened, &what);

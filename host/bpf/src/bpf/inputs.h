@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The field X-TRODS, in which a server lists the inputs of a generated response for the replica that resumes it
- * (Lloyd and Freedman, section 7). It is between servers and agents: a client neither sends nor receives it.
+ * The header field X-TRODS, in which a server lists the inputs of a generated response for the
+ * replica that resumes it (Lloyd and Freedman, section 7). It passes between servers and agents
+ * only: clients must neither set it nor receive it.
  *
- * In a request the last letter of its name is changed before the server gets the segment, so the server finds an unknown
- * field. Requests are scanned byte by byte, because TCP may cut them anywhere. A segment that arrives out of order is not
- * scanned. The process reads the request in order and ends the connection if the name is still there (Reason::Inputs).
+ * In a request, the program changes the last letter of the field's name before the server gets the
+ * segment, so the server finds an unknown field. It scans requests byte by byte, because TCP may
+ * cut them anywhere. A segment that arrives out of order is not scanned. The process reads the
+ * request in order, and ends the connection if the name is still there (Reason::Inputs).
  *
- * In a response the field is overwritten by one of the same length without a value, in each segment that leaves. The process
- * reads the heads of responses before they may leave, and sets the places. The kernel retransmits without the process, in
- * segments of any length, so the program does it each time. Held frames and records have the field as the server sent it.
+ * In a response, the program overwrites the field by one of the same length without a value, in
+ * each segment that leaves. The process reads the heads of responses before they may leave, and
+ * stores the positions of the fields. The kernel retransmits without the process, in segments of
+ * any length, so the program overwrites the field each time. Held frames and records keep the field
+ * as the server sent it.
  */
 #ifndef INPUTS_H
 #define INPUTS_H
@@ -18,7 +22,7 @@
 #include "edit.h"
 #include "trods_maps.h"
 
-/* Where in a request a scan is. */
+/* State of the scan of a request. */
 enum scanned {
 	SCANNED_NONE, /* a request begins with the next byte */
 	SCANNED_HEAD, /* within the head of a GET or HEAD */
@@ -32,7 +36,7 @@ struct {
 	__type(value, struct scan);
 } scans SEC(".maps");
 
-/* A scan of one part of a segment. */
+/* The scan of one part of a segment. */
 struct scanner {
 	struct __sk_buff *skb;
 	__u8 *octets;
@@ -46,10 +50,10 @@ struct scanner {
 
 /* "\nx-trods" */
 #define INPUTS_NAME 0x0a782d74726f6473ULL
-/* Turns an s into an x. */
+/* XORed to the last letter of the name, this turns an s into an x. */
 #define RENAMES ('s' ^ 'x')
 
-/* Whether a byte of a field's name, in lower case, is no letter and no digit. */
+/* Whether a byte of a field's name, in lower case, is neither a letter nor a digit. */
 static __always_inline bool is_sign(__u8 octet)
 {
 	return octet > ' ' && octet < 0x7f && octet != ':' && !(octet >= 'a' && octet <= 'z') && !(octet >= '0' && octet <= '9');
@@ -70,7 +74,8 @@ static long scan_octet(__u32 n, struct scanner *scan)
 	}
 	if (octet >= 'A' && octet <= 'Z')
 		octet |= 0x20;
-	/* CGI gives both to a program as HTTP_X_TRODS (RFC 3875, 4.1.18), lighttpd's with any other sign in it, too. */
+	/* CGI passes either spelling as HTTP_X_TRODS (RFC 3875, 4.1.18); lighttpd also accepts any other
+	 * sign. */
 	if (is_sign(octet))
 		octet = '-';
 	scan->last = scan->last << 8 | octet;
@@ -87,7 +92,8 @@ static long scan_octet(__u32 n, struct scanner *scan)
 	return scan->failed != 0;
 }
 
-/* Begins the scan of a client's segment, where that of the segment before it ended. */
+/* Begins the scan of a client's segment, in the state in which the scan of the segment before it
+ * ended. */
 static __always_inline void begin_scan(const struct segment *s, struct scan *scan)
 {
 	struct scan *before = has_happened(HAPPENED_SCAN) ? bpf_map_lookup_elem(&scans, &s->key) : NULL;
@@ -97,10 +103,10 @@ static __always_inline void begin_scan(const struct segment *s, struct scan *sca
 	scan->state = follows ? before->state : SCANNED_NONE;
 }
 
-/*
- * Scans a part of a client's segment, `done` bytes after its beginning, that was loaded into the scratch event, and changes the name
- * of the field there and in the segment. False: the segment may be half changed. Not inlined, so that the verifier walks it once.
- */
+/* Scans the part of a client's segment that begins `done` bytes after the start of its data and was
+ * loaded into the scratch event. Changes the name of the field there and in the segment. Returns
+ * false if the segment may be changed in part; the caller must drop it then. Not inlined, so that
+ * the verifier checks it once. */
 __attribute__((noinline)) bool scan_part(struct __sk_buff *skb, const struct segment *s, __u32 done, __u32 length)
 {
 	struct scratch *at = scratch();
@@ -118,7 +124,8 @@ __attribute__((noinline)) bool scan_part(struct __sk_buff *skb, const struct seg
 	return !scanner.failed;
 }
 
-/* The process has the segment: the next one is scanned from here on. */
+/* Stores the scan's state after the process got an event of the segment: the next one continues
+ * from here. */
 static __always_inline void end_scan(const struct segment *s, struct scan *scan)
 {
 	if (scan->state == SCANNED_NONE) {
@@ -142,9 +149,10 @@ struct {
 /* "Padding:", then spaces. */
 #define BLANK_NAME 0x50616464696e673aULL
 #define BLANK_NAME_OCTETS 8
-/* Most bytes of a field: those of a head. */
+/* Most bytes of a field, and of a head. */
 #define FIELD_MAX 2048
-/* Data so far behind a field: its numbers may be used again soon. */
+/* When a connection has sent this many bytes after a field, the field is removed, because its
+ * sequence numbers may be used again soon. */
 #define BLANK_BEHIND (1U << 30)
 
 struct blanker {
@@ -174,10 +182,8 @@ static long blank_octet(__u32 n, struct blanker *b)
 	return b->failed != 0;
 }
 
-/*
- * Overwrites the fields of a segment that leaves. False: the segment may be half changed. Not inlined, so that the verifier
- * walks it once.
- */
+/* Overwrites the fields in a segment that leaves. Returns false if the segment may be changed in
+ * part; the caller must drop it then. Not inlined, so that the verifier checks it once. */
 __attribute__((noinline)) bool blank_fields(struct __sk_buff *skb, const struct segment *s)
 {
 	struct blanks *of = s ? bpf_map_lookup_elem(&blanks, &s->key) : NULL;
@@ -202,7 +208,7 @@ __attribute__((noinline)) bool blank_fields(struct __sk_buff *skb, const struct 
 	return true;
 }
 
-/* Forgets what was kept of a former connection with this key. */
+/* Removes the entries of a former connection with this key. */
 static __always_inline void forget_inputs(const struct flow_key *key)
 {
 	if (has_happened(HAPPENED_SCAN))

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The window of a macroflow and its parts: host/cm/src/controller/aimd.rs, rtt.rs and host/cm/src/group.rs in C, line by line.
- * The rules are explained there. A test compiles this natively and holds both to equal numbers after each step.
+ * The window of a macroflow and its parts: host/cm/src/controller/aimd.rs, rtt.rs and
+ * host/cm/src/group.rs in C, line by line. The rules are explained there. A test compiles this file
+ * natively and compares its numbers with those of the Rust code after each step.
  *
- * Whole numbers only; no loops, no calls: it runs under a BPF spin lock.
+ * It uses integers only, has no loops and calls nothing, because it runs under a BPF spin lock.
  */
 #ifndef MACROFLOW_H
 #define MACROFLOW_H
@@ -13,7 +14,7 @@
 #define CM_INLINE static inline __attribute__((always_inline))
 #define CM_LIKELY(condition) __builtin_expect(!!(condition), 1)
 
-/* rules.rs; ns, bytes. */
+/* Constants of rules.rs: nanoseconds and bytes. */
 #define CM_LEAST 2
 #define CM_MAX_WINDOW (1ULL << 30)
 #define CM_INITIAL_RTO 1000000000ULL
@@ -44,12 +45,12 @@ struct macroflow {
 	__u64 arrived;
 	__u64 arrived_by;
 	__u64 arrived_other;
-	/* The group. */
+	/* State of the group (group.rs). */
 	__u64 joined;
 	__u64 aside;
 	__u32 flows;
 	__u32 hungry;
-	/* Its rules. */
+	/* Settings of the window's rules. */
 	__u32 mtu;
 	__u32 initial;
 	__u32 limit;
@@ -94,7 +95,7 @@ CM_INLINE __u64 cm_initial(const struct macroflow *m)
 	return cm_min(cm_max(m->initial, 1) * m->mtu, CM_MAX_WINDOW);
 }
 
-/* All of it is zero before. */
+/* Initialises a macroflow. All of its bytes are zero before. */
 CM_INLINE void cm_init(struct macroflow *m, __u32 initial, __u32 limit, __u32 mtu)
 {
 	m->initial = initial;
@@ -245,7 +246,7 @@ CM_INLINE void cm_age(struct macroflow *m, __u64 now)
 	m->prior_ssthresh = 0;
 }
 
-/* Charges packets that are sent, after the window was aged. */
+/* Charges packets that are sent. The caller has aged the window before. */
 CM_INLINE void cm_send(struct macroflow *m, __u64 now, __u64 bytes)
 {
 	m->sent += cm_min(bytes, 0xffffffffULL);
@@ -279,7 +280,7 @@ CM_INLINE void cm_report(struct macroflow *m, __u64 now, const struct cm_report 
 	if (resolved)
 		m->active = now;
 	if (CM_LIKELY(report->congestion == CM_NONE)) {
-		/* Nothing was lost. */
+		/* The report has neither a loss nor an ECN mark. */
 	} else if (report->congestion == CM_PERSISTENT) {
 		__u64 sibling = m->arrived_by == report->flow ? m->arrived_other : m->arrived;
 		__u64 since = now > sibling ? now - sibling : 0;
@@ -298,7 +299,7 @@ CM_INLINE void cm_report(struct macroflow *m, __u64 now, const struct cm_report 
 		cm_grow(m, acked);
 }
 
-/* Both are zero, or a member that left, before. */
+/* Adds a member. Its bytes are zero before, or those of a member that left. */
 CM_INLINE void cm_join(struct macroflow *m, struct member *member, __u32 mss)
 {
 	__u64 turn = (m->joined * CM_SPREAD) & 0xffffffffULL;
@@ -340,7 +341,7 @@ CM_INLINE __u64 cm_part(const struct macroflow *m, const struct member *member, 
 		aside -= member->outstanding;
 		eaters++;
 	}
-	/* Cannot happen; shows verifier and compiler that the divisor is not zero. */
+	/* Cannot happen. The check shows the verifier and the compiler that the divisor is not zero. */
 	if (!eaters)
 		eaters = 1;
 	if (window <= aside)

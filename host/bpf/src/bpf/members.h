@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Segments of connections that this replica does not have: from which member or ToR they came, and
- * to which they are handed on (docs/dataplane.md).
- */
+/* Segments of connections that this replica does not have: from which member or ToR they came, and
+ * to which member they are handed on (docs/dataplane.md). */
 #ifndef MEMBERS_H
 #define MEMBERS_H
 
@@ -10,9 +8,9 @@
 #include "trods_maps.h"
 
 /*
- * Segments of unknown connections that a processor returns to the ToR within TURNED_IN nanoseconds:
- * more than the clients of a drained replica. Beyond that clients retransmit, or it is a flood.
- */
+ * Most segments of unknown connections that one processor returns to the ToR within TURNED_IN
+ * nanoseconds: more than the clients of a drained replica send. If more arrive, their clients
+ * retransmit them, or it is a flood. */
 #define TURNED 1000
 #define TURNED_IN 50000000ULL
 
@@ -53,10 +51,8 @@ static __always_inline int turn_around(struct __sk_buff *skb, const __u8 *to)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/*
- * Hands a segment on, with the destination address that names the holder. A segment that another
- * member handed on is not handed on again.
- */
+/* Hands a segment on to the connection's holder, whose number is in the new destination address. A
+ * segment that another member handed on is not handed on again. */
 static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 {
 	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
@@ -83,7 +79,7 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 	return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* State of the connection's socket in the kernel, TIME-WAIT included; 0: there is none. */
+/* State of the connection's socket in the kernel, including TIME-WAIT; 0: there is no socket. */
 static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct segment *s)
 {
 	struct bpf_sock *sk = find_socket(skb, s);
@@ -100,18 +96,16 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct segme
 	return socket_state(skb, s);
 }
 
-/*
- * The second chance of a segment without a connection here: the ToR forwards it to the slot's other
- * candidate. Excluded are segments that may complete a handshake, for which the kernel needs no
- * socket. Segments above the bound go to the kernel, whose RST is held back; a flood is dropped
- * before it (host/rivulet/src/second_chance.rs).
- */
+/* The second chance of a segment whose connection this replica does not have: the ToR forwards it
+ * to the slot's other candidate. Excluded are segments that may complete a handshake, for which the
+ * kernel needs no socket. Segments above the bound go to the kernel, and its RST is held back. A
+ * flood is dropped before the kernel gets it (host/rivulet/src/second_chance.rs). */
 static __always_inline int second_chance(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
 {
 	struct scratch *at = scratch();
 	__u64 now = bpf_ktime_get_ns();
 
-	/* Not while the process is dead: its successor decides. */
+	/* While the process is dead, segments are not returned: the next process decides. */
 	if (at && !dead && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
 		if (now - at->turned.since >= TURNED_IN) {
 			at->turned.since = now;

@@ -11,13 +11,14 @@ enum redirect_settings {
 	ETHERTYPES = 1 << 1,
 	TUNNELS = 1 << 2,
 	PLAIN = 1 << 3, /* some endpoint takes segments without our option */
-	/* Four bits, one for each shape of endpoint: both named, any port, any address, both any. */
+	/* Four bits, one for each kind of endpoint: address and port given, any port, any address, any of
+	 * both. */
 	SHAPES_SHIFT = 4,
-	/* Above them the number of completed updates of the maps. */
+	/* The bits above hold the number of completed updates of the maps. */
 	CHANGES_SHIFT = 8,
 };
 
-/* In endpoint.port, above the port. */
+/* Bits of endpoint.port above the port number. */
 enum endpoint_bits {
 	ANY_PORT = 1 << 16,
 	ANY_ADDRESS = 1 << 17,

@@ -43,13 +43,11 @@ struct segment {
 	__u8 flags;
 };
 
-/* May alias any type. */
+/* A word that may alias any type. */
 typedef __u32 __attribute__((may_alias)) word;
 
-/*
- * Loads whole words of a header. They nearly always lie in the linear part of the frame, and a
- * helper call would cost as much as all processing of the words.
- */
+/* Loads whole words of a header. They nearly always lie in the linear part of the frame, and a call
+ * of a BPF helper would cost as much as all processing of the words. */
 static __always_inline bool load_words(struct __sk_buff *skb, __u32 at, void *to, __u32 octets)
 {
 	const void *data = (const void *)(long)skb->data, *end = (const void *)(long)skb->data_end;
@@ -68,11 +66,9 @@ static __always_inline bool after(__u32 a, __u32 b)
 	return (__s32)(a - b) > 0;
 }
 
-/*
- * Parses a frame. False unless it is a whole TCP segment. The service is its destination
- * (`from_client`) or its source. Fragments and packets with extension headers are not parsed:
- * neither clients' TCP nor the kernel sends them.
- */
+/* Parses a frame. Returns false unless the frame holds a whole TCP segment. The service is the
+ * segment's destination (`from_client`) or its source. Fragments and packets with extension headers
+ * are not parsed: neither clients' TCP nor the kernel sends them. */
 static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
 	struct tcphdr tcp;
@@ -88,7 +84,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 		map_address(s->key.client, from_client ? ip.saddr : ip.daddr);
 		map_address(s->key.service, from_client ? ip.daddr : ip.saddr);
 		whole = ETH_HLEN + bpf_ntohs(ip.tot_len);
-		/* Longer than 65,535 bytes (BIG TCP). */
+		/* A packet longer than 65,535 bytes (BIG TCP) has total length 0. */
 		if (!ip.tot_len)
 			whole = skb->len;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
@@ -109,7 +105,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 	s->key.client_port = from_client ? tcp.source : tcp.dest;
 	s->key.service_port = from_client ? tcp.dest : tcp.source;
 	s->header = 4 * tcp.doff;
-	/* A segment that no TCP accepts. */
+	/* No TCP accepts a segment with such lengths. */
 	if (s->header < TCP_HEADER || s->tcp + s->header > whole || whole > skb->len)
 		return false;
 	s->length = whole - s->tcp - s->header;
@@ -141,7 +137,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		return true;
 	if (whole > TCP_HEADER_MAX + MAX_SEGMENT)
 		return false;
-	/* The prefix of a mapped IPv4 address adds 0xffff, which is zero in this sum. */
+	/* The prefix of an IPv4-mapped address adds 0xffff, which counts as zero in this sum. */
 	__s64 sum = bpf_csum_diff(NULL, 0, (void *)s->key.client, 2 * sizeof(s->key.client), 0);
 	sum = bpf_csum_diff(NULL, 0, rest, sizeof(rest), sum);
 	if (bpf_skb_load_bytes(skb, s->tcp, octets, TCP_HEADER))
@@ -153,7 +149,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		asm volatile("" : "+r"(part));
 		if (!part || part > CSUM_OCTETS)
 			return false;
-		/* Padding to whole words. */
+		/* Pads the data with zeros to whole words. */
 		for (int i = 0; i < 4; i++)
 			octets[part + i] = 0;
 		if (bpf_skb_load_bytes(skb, s->tcp + done, octets, part))
@@ -165,7 +161,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		sum = bpf_csum_diff(NULL, 0, (void *)octets, padded, sum);
 		if (left > CSUM_OCTETS)
 			continue;
-		/* Tells the kernel that the checksum is verified. */
+		/* Informs the kernel that the checksum is verified. */
 		return fold(sum) == 0xffff && !bpf_csum_level(skb, BPF_CSUM_LEVEL_INC);
 	}
 	return false;

@@ -15,14 +15,16 @@
 #define CM_SLOTS 64
 /* manager/state.rs: windows for which the fate of packets is kept. */
 #define CM_FATE 16
-/* Highest reported rate, bytes a second, so that products with factors do not overflow. */
+/* Highest rate that is reported, bytes a second: higher ones would overflow when multiplied with
+ * factors. */
 #define CM_MAX_RATE (1ULL << 40)
-/* Factors are multiples of 1/65536. */
+/* Factors are multiples of 1/65536; this is 1. */
 #define CM_ONE 65536
-/* scheduler/weighted.rs: cost of a turn for weight 1, and the largest weight, so that products with rates fit. */
+/* scheduler/weighted.rs: cost of a turn for weight 1, and the largest weight. Small enough that
+ * products with rates do not overflow. */
 #define CM_STRIDE (720720ULL << 8)
 #define CM_MAX_WEIGHT 65535
-/* A threshold that is never reached. */
+/* A threshold that no rate or round trip time reaches. */
 #define CM_NEVER 0xffffffffU
 
 struct cm_slot {
@@ -31,12 +33,12 @@ struct cm_slot {
 	struct member member;
 	/* Time of the last feedback, or of the first outstanding packet. */
 	__u64 heard;
-	/* Last values reported to the client; rate 0: none yet. */
+	/* Rate and round trip time that were last reported to the client; rate 0: none yet. */
 	__u64 told_rate;
 	__u64 told_rtt;
-	/* Its share so far, turns divided by weight, while it waits. */
+	/* The flow's share so far, in turns divided by weight, while it waits. */
 	__u64 had;
-	/* Thresholds: factors. */
+	/* Thresholds of the rate and the round trip time, as factors. */
 	__u32 rate_down;
 	__u32 rate_up;
 	__u32 rtt_down;
@@ -45,29 +47,30 @@ struct cm_slot {
 	__u32 mtu;
 	__u32 weight;
 	__u32 requests;
-	/* Grants that are neither used nor declined, and those of them that are younger than the last turn. */
+	/* Grants that are neither used nor declined, and how many of these were given since the last clock
+	 * tick. */
 	__u32 grants;
 	__u32 fresh;
-	/* Queue of waiting flows, least share first: index + 1. */
+	/* Index + 1 of the next flow in the queue of waiting flows, which begins with the least share. */
 	__u8 next;
 	__u8 prev;
-	/* It waits, or has grants or outstanding packets. */
+	/* Whether the flow waits, or has grants or outstanding packets. */
 	__u8 active;
-	/* It asked for events of changes; an event was sent and not read yet. */
+	/* Whether the client wants events of changes, and whether it has yet to read the last one. */
 	__u8 watches;
 	__u8 due;
-	/* It is on its way into another macroflow. */
+	/* Whether the flow is being moved to another macroflow. */
 	__u8 moves;
 	__u8 unused[6];
 };
 
 struct cm_share {
 	struct macroflow m;
-	/* Bytes that grants stand for. */
+	/* Bytes for which grants are given and not used. */
 	__u64 reserved;
 	/* Last time that a packet was outstanding or granted. */
 	__u64 busy;
-	/* pace.rs */
+	/* When the next grant may be given (pace.rs). */
 	__u64 pace_until;
 	__u64 pace_next;
 	__u64 pace_time;
@@ -75,16 +78,16 @@ struct cm_share {
 	/* Bytes whose fate became known lately, and how many of them were lost. */
 	__u64 resolved;
 	__u64 lost;
-	/* Next tick that ages grants; 0: no grants. */
+	/* Next clock tick, which ages grants; 0: there are no grants. */
 	__u64 turn;
-	/* Share of the flow that had the last turn: a new flow begins there. */
+	/* Share of the flow that had the last turn; a new flow begins with it. */
 	__u64 passed;
 	/* Slots in use, as bits. */
 	__u64 taken;
-	/* Sum of the weights of flows that are active; flows that watch. */
+	/* Sum of the weights of active flows, and number of flows that want events of changes. */
 	__u32 active;
 	__u32 watching;
-	/* Queue of waiting flows: index + 1. */
+	/* Index + 1 of the first and last waiting flow. */
 	__u8 head;
 	__u8 tail;
 	__u8 unused[6];
@@ -103,10 +106,8 @@ CM_INLINE struct cm_slot *cm_slot(struct cm_share *s, __u32 at)
 	return &s->slots[at & (CM_SLOTS - 1)];
 }
 
-/*
- * Inserts a flow after all with the same share. With equal weights that is the end, so the search
- * begins there.
- */
+/* Inserts a flow into the queue, behind all flows with the same share. With equal weights that is
+ * the end, so the search begins there. */
 CM_INLINE void cm_enqueue(struct cm_share *s, __u32 at, __u64 from)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -188,7 +189,7 @@ CM_INLINE void cm_refresh(struct cm_share *s, struct cm_slot *slot)
 	cm_set(&s->m, &slot->member, slot->member.outstanding, waits);
 }
 
-/* Also restarts the timeout for feedback. */
+/* Sets the outstanding bytes of a flow; `heard` restarts its timeout for feedback. */
 CM_INLINE void cm_set_outstanding(struct cm_share *s, struct cm_slot *slot, __u64 now, __u64 bytes, int heard)
 {
 	if (heard)
@@ -197,7 +198,7 @@ CM_INLINE void cm_set_outstanding(struct cm_share *s, struct cm_slot *slot, __u6
 	s->busy = now;
 }
 
-/* Ends grants, the oldest first. */
+/* Ends `count` grants of a flow, the oldest first. */
 CM_INLINE void cm_consume(struct cm_share *s, struct cm_slot *slot, __u32 count)
 {
 	if (count > slot->grants)
@@ -208,7 +209,8 @@ CM_INLINE void cm_consume(struct cm_share *s, struct cm_slot *slot, __u32 count)
 	s->reserved -= (__u64)count * slot->mtu;
 }
 
-/* The slot is zero before; thresholds are those of a client that wants any change of the rate. */
+/* Initialises a flow's slot, which is zero before. Its thresholds are those of a client that wants
+ * every change of the rate. */
 CM_INLINE void cm_share_open(struct cm_share *s, __u32 at, __u64 now, __u64 flow, __u32 client, __u32 mtu)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -277,7 +279,8 @@ CM_INLINE void cm_share_like(struct cm_share *s, __u32 at, const struct cm_slot 
 	s->watching += slot->watches;
 }
 
-/* Takes over its outstanding packets. Its grants end, and the caller repeats its requests. */
+/* Takes over the flow's outstanding packets. Its grants end, and the caller repeats its requests.
+ */
 CM_INLINE void cm_share_bring(struct cm_share *s, __u32 at, __u64 now, __u64 outstanding)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -289,7 +292,7 @@ CM_INLINE void cm_share_bring(struct cm_share *s, __u32 at, __u64 now, __u64 out
 	cm_refresh(s, slot);
 }
 
-/* From its next turn on. */
+/* Sets a flow's weight, from its next turn on. */
 CM_INLINE void cm_share_weigh(struct cm_share *s, __u32 at, __u32 weight)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -299,7 +302,7 @@ CM_INLINE void cm_share_weigh(struct cm_share *s, __u32 at, __u32 weight)
 	slot->weight = weight;
 }
 
-/* 0 declines a grant. */
+/* Counts `nsent` bytes that a flow has sent; 0 declines a grant. */
 CM_INLINE void cm_share_notify(struct cm_share *s, __u32 at, __u64 now, __u32 nsent)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -347,10 +350,8 @@ CM_INLINE void cm_share_update(struct cm_share *s, __u32 at, __u64 now, __u64 ns
 	cm_refresh(s, slot);
 }
 
-/*
- * Gives the next grant and returns index + 1 of its flow. 0: no grant; `*later` is then the time of
- * the next one, or 0 if unknown. `initial`: packets of a first window.
- */
+/* Gives the next grant and returns index + 1 of its flow. Returns 0 if it gives none; `*later` is
+ * then the time of the next grant, or 0 if unknown. `initial`: packets of a first window. */
 CM_INLINE __u32 cm_share_settle(struct cm_share *s, __u64 now, __u32 initial, __u64 *later)
 {
 	__u32 at = s->head;
@@ -386,7 +387,7 @@ CM_INLINE __u32 cm_share_settle(struct cm_share *s, __u64 now, __u32 initial, __
 	return at;
 }
 
-/* manager/timers.rs */
+/* How long a grant lives (manager/timers.rs). */
 CM_INLINE __u64 cm_life(const struct cm_share *s, __u64 least)
 {
 	return cm_max(s->m.srtt, least);
@@ -397,7 +398,8 @@ CM_INLINE __u64 cm_patience(const struct cm_share *s, __u64 least)
 	return cm_max(2 * cm_timeout(&s->m), least);
 }
 
-/* Handles the timeouts of one flow. `turned`: grants are one tick older. */
+/* Handles the timeouts of one flow. `turned`: a clock tick has passed, so grants are one tick
+ * older. */
 CM_INLINE void cm_share_expire(struct cm_share *s, __u32 at, __u64 now, int turned, __u64 silence)
 {
 	struct cm_slot *slot = cm_slot(s, at);

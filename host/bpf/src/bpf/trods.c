@@ -71,9 +71,8 @@ static __always_inline bool tell(struct event *e, const struct segment *s, __u8 
 	return !bpf_ringbuf_output(&events, e, offsetof(struct event, octets) + length, 0);
 }
 
-/*
- * Sends an event for a segment without data. Without room in the ring, the next such segment makes it.
- */
+/* Sends an event for a segment without data. If the ring is full, no event is sent until the next
+ * such segment. */
 static __always_inline void mention(const struct segment *s, __u8 kind, __u8 flags, __u32 seq)
 {
 	struct scratch *at = scratch();
@@ -110,10 +109,8 @@ static __always_inline bool copy_data(struct __sk_buff *skb, const struct segmen
 	return false;
 }
 
-/*
- * Copies a whole packet if one event has room for it. Otherwise the client's retransmission is
- * copied.
- */
+/* Sends the process a whole packet if one event has room for it. Otherwise the process gets the
+ * client's retransmission. */
 static __always_inline void park(struct __sk_buff *skb, const struct segment *s)
 {
 	__u32 whole = s->tcp - ETH_HLEN + s->header + s->length;
@@ -140,7 +137,7 @@ static __always_inline void note_syn(struct __sk_buff *skb, const struct segment
 		__builtin_memset(opening, 0, sizeof(*opening));
 		opening->has_syn = !s->length && load_header(skb, s, opening->syn);
 		opening->client_next = s->seq + 1;
-		/* A retransmitted SYN: its SYN-ACK may have left already. */
+		/* A retransmitted SYN must not reset the entry, because its SYN-ACK may have left already. */
 		if (before && before->has_syn && before->client_next == opening->client_next)
 			return;
 	} else {
@@ -170,10 +167,8 @@ static __always_inline struct pin *find_pin(const struct flow_key *key)
 	return has_happened(HAPPENED_PIN) ? bpf_map_lookup_elem(&pins, key) : NULL;
 }
 
-/*
- * The segment that completes a handshake gives the connection its first limits. False: there was no
- * room, and the client must retransmit.
- */
+/* Gives a connection its first limits, with the segment that completes its handshake. Returns false
+ * if there was no room; the segment is dropped then, and the client retransmits it. */
 static __always_inline bool open_flow(const struct segment *s)
 {
 	struct opening *opening = bpf_map_lookup_elem(&openings, &s->key);
@@ -236,18 +231,14 @@ int trods_ingress(struct __sk_buff *skb)
 	if (!limits) {
 		struct pin *pin = find_pin(&s.key);
 		if (pin) {
-			/*
-			 * The holder may be dead: then this replica adopts the connection, with the
-			 * client's segments up to then.
-			 */
+			/* The holder may be dead. Then this replica adopts the connection, and needs the client's
+			 * segments from before the adoption. */
 			if (s.length && is_from(skb, pin->tor) && is_intact(skb, &s))
 				park(skb, &s);
 			return hand_on(skb, pin);
 		}
-		/*
-		 * After a replica's death a timestamp identifies its connections, also those that
-		 * were not announced.
-		 */
+		/* After a replica's death, timestamps identify its connections, including those of which this
+		 * replica got no announcement. */
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
 			__u32 state = socket_state(skb, &s);
@@ -266,10 +257,8 @@ int trods_ingress(struct __sk_buff *skb)
 			return NEXT;
 		}
 		count(COUNT_PARKED);
-		/*
-		 * A segment that another replica handed on is not parked: that replica gets it
-		 * again, and two replicas would adopt the connection.
-		 */
+		/* A segment that another replica handed on is not parked: that replica also gets the client's
+		 * retransmission, and two replicas would adopt the connection. */
 		if (is_first_hand(skb, lease) && is_intact(skb, &s))
 			park(skb, &s);
 		return DROP;
@@ -345,10 +334,9 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
 	}
 }
 
-/*
- * A segment of a connection without limits. A RST with the mark RELEASED ends a connection that the
- * process gave up, so it leaves also shortly after the exclusion of a replica.
- */
+/* Judges a segment of a connection without limits. The mark RELEASED shows a RST by which the
+ * process ends a connection that it no longer protects; it also leaves shortly after the exclusion
+ * of a replica. */
 static __always_inline int egress_free(struct __sk_buff *skb, const struct segment *s, const struct lease *lease, __u64 now)
 {
 	if (s->flags & SYN) {
@@ -358,16 +346,15 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 		/* Another replica may have adopted the connection. */
 		if (now >= lease->until)
 			return mute(skb, s, lease, now, is_pinned);
-		/*
-		 * The end of a connection of the previous process is held until the search for its
-		 * record is over.
-		 */
+		/* A connection of the previous process ends while its record is searched for: the FIN or RST must
+		 * not leave before the search is over. */
 		bool is_parked = s->flags & (FIN | RST) && bpf_map_lookup_elem(&orphans, &s->key);
 		if ((is_pinned || (is_parked && s->flags & FIN)) && !(s->flags & RST)) {
 			count(COUNT_MUTED);
 			return swallow();
 		}
-		/* If the holder handed it on to here, neither replica has the connection. */
+		/* If the holder itself handed the segment on to this replica, neither has the connection, and the
+		 * RST may leave. */
 		if (s->flags & RST && (is_pinned || skb->mark != RELEASED) &&
 		    (is_parked || refuses_early(s, lease, now, is_pinned))) {
 			count(is_pinned ? COUNT_MUTED : COUNT_RESETS);
@@ -408,10 +395,8 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	}
 	__u32 end = s.seq + s.length;
 	if (s.flags & SYN) {
-		/*
-		 * A retransmission, or the SYN-ACK of a new connection between the same ports; the
-		 * end of the former was not seen.
-		 */
+		/* Either a retransmission, or the SYN-ACK of a new connection between the same ports whose
+		 * predecessor's end was not seen. */
 		if (s.seq + 1 != limits->first) {
 			bpf_map_delete_elem(&flows, &s.key);
 			note_syn(skb, &s, false);
@@ -448,7 +433,7 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 			owe(skb, &s, st);
 		if (!s.length && !(s.flags & FIN)) {
 			count(COUNT_ACKS);
-			/* With a named response the next segment carries the acknowledgement. */
+			/* If timestamps name the response, its next segment carries the acknowledgement. */
 			if (!st || st->phase == STAMPED_RECORDED)
 				withhold(skb, &s);
 			return swallow();

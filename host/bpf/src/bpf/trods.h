@@ -8,52 +8,48 @@
 
 #include <linux/types.h>
 
-/* Addresses of services, and leases. */
+/* Most addresses of services, and number of leases. */
 #define MAX_SERVICE_ADDRESSES 16384
 #define MAX_LEASES 16
-/*
- * Connections with limits, and connections that are searched for in the store or at other replicas.
- */
+/* Most connections with limits, and most connections that are searched for in the store or at other
+ * replicas. */
 #define MAX_FLOWS (1 << 18)
 #define MAX_ORPHANS (1 << 16)
-/* Handshakes in progress; the oldest is evicted, and its connection is not protected. */
+/* Most handshakes in progress; the oldest is evicted, and its connection is not protected. */
 #define MAX_OPENING (1 << 16)
-/* Pins of connections that other replicas hold; the oldest is evicted. */
+/* Most pins of connections that other replicas hold; the oldest is evicted. */
 #define MAX_PINS (1 << 16)
-/*
- * Connections unknown here, for which a RST was held back; the oldest is evicted, and its next RST
- * counts as the first.
- */
+/* Most connections that are unknown here and for which a RST was held back. The oldest is evicted,
+ * and its next RST counts as the first. */
 #define MAX_REFUSED (1 << 16)
-/*
- * Connections of processes that died lately; the oldest is evicted, and its end is taken for one by
- * the server.
- */
+/* Most connections of processes that died lately. The oldest is evicted, and its end then counts as
+ * one by the server. */
 #define MAX_DYING (1 << 16)
-/* Connections with a withheld segment without data. */
+/* Most connections with a withheld segment without data. */
 #define MAX_WITHHELD (1 << 14)
-/* Connections of which a request arrived in part; the oldest is evicted, and its next segment is taken for a whole request. */
+/* Most connections of which a request arrived in part. The oldest is evicted, and its next segment
+ * is scanned as the start of a request. */
 #define MAX_SCANS (1 << 14)
-/* Connections with fields in responses that are overwritten, and such fields of one connection. */
+/* Most connections with fields of responses to overwrite, and most such fields of one connection.
+ */
 #define MAX_BLANKS (1 << 14)
 #define MAX_FIELDS 16
-/* Adopted connections whose limits were removed; the oldest is evicted. */
+/* Most adopted connections without limits; the oldest is evicted. */
 #define MAX_FREED (1 << 14)
-/* Bytes of events that wait to be read. */
+/* Bytes of the ring of events of named responses. */
 #define NAMED_SIZE (1 << 18)
 #define EVENTS_SIZE (4 << 20)
 
-/* Issuers of ISNs, known targets, and handshakes in progress that the program answers. */
+/* Most issuers of ISNs, known targets, and handshakes in progress that the program answers. */
 #define MAX_ISSUERS 16
 #define MAX_TARGETS (1 << 19)
 #define MAX_ISSUED (1 << 16)
-/* Requests whose responses have not begun; the oldest is evicted, and its client retransmits it. */
+/* Most requests whose responses have not begun. The oldest is evicted, and its client retransmits
+ * it. */
 #define MAX_REQUESTS (1 << 12)
 
-/*
- * Marks (skb->mark): of frames that the process sends, of clients' segments with a connection here,
- * and of segments without one.
- */
+/* Marks (skb->mark) of frames that the process sends, of clients' segments with a connection here,
+ * and of clients' segments without one. */
 #define RELEASED 0x54524f44
 #define KNOWN 0x54524f4b
 #define UNKNOWN 0x54524f55
@@ -86,10 +82,8 @@ struct flow_key {
 	__be16 service_port;
 };
 
-/*
- * Until when the replica may send on protected connections (`until`), and sends no RST for unknown
- * ones (`settling`): nanoseconds of CLOCK_MONOTONIC.
- */
+/* Lease of a replica: until when it may send on protected connections (`until`), and until when it
+ * sends no RST for unknown ones (`settling`), in nanoseconds of CLOCK_MONOTONIC. */
 struct lease {
 	__u64 until;
 	__u64 settling;
@@ -107,7 +101,7 @@ struct pin {
 	__u8 zero;
 };
 
-/* Limits of what leaves of a connection. Sequence numbers. */
+/* Limits on the segments of a connection that may leave, as sequence numbers. */
 struct limits {
 	__u32 ack; /* highest acknowledgement that may leave */
 	__u32 data; /* end of the data that may leave */
@@ -124,7 +118,7 @@ enum limits_flags {
 	LIMITS_ADOPTED = 1 << 2, /* another replica held it before */
 };
 
-/* Maps that stay empty in normal operation. */
+/* Maps that stay empty in normal operation, so that the programs need not look into them. */
 enum happened {
 	HAPPENED_DEATH, /* dying */
 	HAPPENED_PIN, /* pins */
@@ -198,7 +192,8 @@ struct event {
 	__u8 octets[EVENT_OCTETS];
 };
 
-/* An issuer of ISNs and timestamps of services' connections (ts.h). */
+/* Keys and settings with which the program makes ISNs and timestamps of services' connections
+ * (ts.h). */
 struct issuer {
 	__u32 key[2]; /* key of the epoch's ISNs */
 	__u32 odd; /* the epoch's lowest bit */
@@ -208,14 +203,15 @@ struct issuer {
 	__u32 zero;
 };
 
-/* A target of the table. */
+/* Key of a target of the table. */
 struct head_key {
 	__u32 table;
 	__u32 zero;
 	__u64 target; /* FNV-1a of its bytes */
 };
 
-/* Heads of a target: of keep-alive responses, and of responses after which the server closes. */
+/* Most heads of a target: one of keep-alive responses, and one of responses after which the server
+ * closes. */
 #define HEADS 2
 
 /* A known response head, and the length of its body. */
@@ -259,7 +255,7 @@ enum stamped_flags {
 	/* Bits from 1 << 3: number of adoptions, which only the process reads and writes. */
 };
 
-/* A connection whose timestamps the program writes. */
+/* A connection with timestamps of this program. */
 struct stamped {
 	__u64 since; /* when the index changed, and when the client last sent: nanoseconds */
 	__u64 heard;

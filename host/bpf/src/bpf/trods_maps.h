@@ -11,7 +11,7 @@
 /* Continue with the next program, and then the kernel. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
-/* Index of no interface. */
+/* An interface index that no interface has. */
 #define NOWHERE 0
 
 struct {
@@ -42,7 +42,7 @@ struct {
 	__type(value, struct pin);
 } pins SEC(".maps");
 
-/* RSTs to a client that were dropped: times of the first and the last, nanoseconds. */
+/* Times of the first and the last RST to a client that were dropped, nanoseconds. */
 struct refusal {
 	__u64 at;
 	__u64 last;
@@ -81,19 +81,19 @@ struct {
 	__uint(max_entries, EVENTS_SIZE);
 } events SEC(".maps");
 
-/* Segments of unknown connections that were returned to the ToR since `since`. */
+/* How many segments of unknown connections were returned to the ToR since `since`. */
 struct turned {
 	__u64 since;
 	__u64 count;
 };
 
-/* Refusal events since `since`. */
+/* How many refusal events were sent since `since`. */
 struct refusals {
 	__u64 since;
 	__u64 count;
 };
 
-/* The scan of a connection whose last segment ended within a head. */
+/* State of the scan of a connection whose last segment ended within a head (inputs.h). */
 struct scan {
 	__u64 last; /* the last eight bytes of the head, in lower case */
 	__u32 next; /* sequence number after them */
@@ -128,16 +128,12 @@ struct {
 /* Index of the interface on which frames from the TAP are received again. */
 volatile __u32 watched SEC(".data.watched");
 
-/*
- * Index of the TAP; 0 while there is none: frames to hold are dropped then, and TCP retransmits
- * them.
- */
+/* Index of the TAP that gets frames to hold. While it is 0 they are dropped, and TCP retransmits
+ * them. */
 volatile __u32 tap SEC(".data.tap");
 
-/*
- * Set when the process has died (src/linger.rs): no replica would store or resume a connection that
- * begins now.
- */
+/* Set when the process has died (src/linger.rs). No new connection is accepted then, because no
+ * replica would store or resume it. */
 volatile __u32 dead SEC(".data.dead");
 
 static __always_inline void count(__u32 what)

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* trods.c for kernels that take connections over from handshakes that a program made (ts.h). */
+/* trods.c for kernels that take over connections from handshakes that a program made (ts.h). */
 #define HANDSHAKES
 #include "trods.c"

@@ -43,9 +43,8 @@ static __always_inline void hear_echo(struct __sk_buff *skb, const struct segmen
 	}
 }
 
-/*
- * Whether the client acknowledges the whole response. Numbers before its first byte do not count.
- */
+/* Whether the client acknowledges the whole response. Acknowledgements from before its first byte
+ * do not count. */
 static __always_inline bool has_whole(const struct segment *s, const struct stamped *st)
 {
 	__u32 has = s->ack - st->isn - 1;
@@ -53,7 +52,7 @@ static __always_inline bool has_whole(const struct segment *s, const struct stam
 	return has >= st->total && has - st->total <= BEYOND_MOST;
 }
 
-/* Notes the client's FIN, and its acknowledgement of ours. */
+/* Records the client's FIN, and its acknowledgement of our FIN. */
 static __always_inline void hear_ends(const struct segment *s, struct stamped *st)
 {
 	if (s->flags & ACK && s->ack == st->fin + 1 && st->fin)
@@ -62,9 +61,8 @@ static __always_inline void hear_ends(const struct segment *s, struct stamped *s
 		st->flags |= STAMPED_CLIENT_FIN;
 }
 
-/*
- * Handles a client's segment of a stamped connection. Its checksum was verified or does not matter.
- */
+/* Handles a client's segment of a connection with our timestamps. The caller has verified its
+ * checksum, unless a damaged segment does no harm. */
 static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						    const struct service *service, const struct issuer *issuer,
 						    struct scratch *at)
@@ -77,7 +75,7 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 	hear_echo(skb, s, st, at);
 	if (st->phase != STAMPED_FREE && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
 		limits->acked = s->ack;
-		/* Data more than half of the number range ahead would compare as behind. */
+		/* Numbers more than half of the number range ahead would compare as being behind. */
 		__u32 reach = s->ack - first + DATA_AHEAD;
 		if (st->phase >= STAMPED_NAMED && st->total > DATA_AHEAD) {
 			limits->data = first + (reach < st->total ? reach : st->total);
@@ -95,7 +93,7 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 		else if (after(s->seq + s->length, st->client_next))
 			words = go_unnamed(s, st, service, is_named ? COUNT_SECOND : COUNT_ASKING, at);
 	}
-	/* The segment is retransmitted, or the process handles it. */
+	/* RETRIES: the client retransmits the segment. RECORDS: the process handles it. */
 	if (words == RETRIES || words == RECORDS)
 		return words;
 	/* Without a response in progress there is nothing to resume. */
@@ -109,23 +107,19 @@ static __always_inline bool ends_stamped(const struct segment *s, const struct s
 {
 	bool both = st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED;
 
-	/* If our FIN came first, the client's must still be acknowledged. */
+	/* If our FIN was sent first, the client's FIN must still be acknowledged. */
 	return both && !(s->flags & FIN);
 }
 
-/*
- * Data beyond the limit. If it begins no known response, it is recorded, or it leaves and no
- * replica can resume the connection.
- */
+/* Decides about data beyond the limit. If the data begins no known response, either the process
+ * records it, or it leaves and no replica can resume the connection. */
 static __always_inline enum next_words may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						 const struct service *service, struct scratch *at)
 {
 	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
 
-	/*
-	 * A dead process announces nothing: the client retransmits, and another replica gets the
-	 * request.
-	 */
+	/* If the process is dead, no replica is informed of the response: so the segment is dropped, the
+	 * client retransmits its request, and another replica gets it. */
 	if (dead && st->phase == STAMPED_ASKED)
 		return RETRIES;
 	if (st->phase == STAMPED_ASKED && s->seq == st->limits.first) {
@@ -135,7 +129,7 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 			return NAMES;
 		why = COUNT_SECOND;
 	}
-	/* Data before it has not left. */
+	/* This is not the first byte of the response, and the bytes before it have not left. */
 	if (st->phase == STAMPED_ASKED && service->records)
 		return go_unnamed(s, st, service, COUNT_HEAD, at);
 	if (is_bound(st))
@@ -148,10 +142,8 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 					  const struct limits *limits)
 {
-	/*
-	 * The client takes the timestamp of the segment that it accepts first, if that is a single
-	 * segment.
-	 */
+	/* The client takes the timestamp of the first segment that it accepts, so that segment must be
+	 * sent as a single one. */
 	bool is_first = st->phase == STAMPED_NAMED && s->length && s->seq == limits->first && skb->gso_segs <= 1;
 
 	if (!is_first)
@@ -185,16 +177,14 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 		return DROP;
 	if (s->flags & FIN)
 		st->fin = s->seq + s->length;
-	/* The server sent the last segment after it closed first. */
+	/* After closing first, the server has now sent its last segment. */
 	if (st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED)
 		bpf_map_delete_elem(&stamped, &s->key);
 	return NEXT;
 }
 
-/*
- * A client's segment to a service with issued handshakes. PASS: its connection has no issued
- * handshake, or is recorded.
- */
+/* Handles a client's segment to a service with issued handshakes. Returns PASS if the connection
+ * has no issued handshake or is recorded. */
 static __always_inline int ingress_issued(struct __sk_buff *skb, const struct segment *s, const struct service *service,
 					  const struct lease *lease, const struct issuer *issuer)
 {
@@ -214,7 +204,8 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	if (made && st && has_socket(skb, s)) {
 		bpf_map_delete_elem(&issued, &s->key);
 	} else if (made) {
-		/* The kernel would send a RST. */
+		/* Another processor is creating the socket. Until it exists the kernel would answer with a RST,
+		 * so the segment is received again. */
 		if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {
 			if (!s->length || made->again >= TIMES_AGAIN)
 				return DROP;
@@ -232,9 +223,9 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
 	struct limits *limits = is_recorded ? limits_of(&s->key, st) : NULL;
-	/* A connection in STAMPED_FREE has nothing to protect. */
+	/* A connection in STAMPED_FREE has no limits. */
 	const struct limits *held = is_recorded ? limits : st->phase == STAMPED_FREE ? NULL : &st->limits;
-	/* Acknowledgements beyond what was sent are bounded below. */
+	/* Acknowledgements beyond the data that was sent are lowered further down. */
 	if (held && !is_acceptable(s, s->ack, held, st->flags & STAMPED_ADOPTED ? BEYOND_MOST : 1)) {
 		count(COUNT_OUTSIDE);
 		return NEXT;
@@ -248,7 +239,7 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return NEXT;
 	}
 	enum next_words words = RECORDS;
-	/* A segment that is replayed later stays unchanged. */
+	/* A segment that will be replayed must stay unchanged. */
 	if (limits && limits->flags & LIMITS_AWAITED)
 		return PASS;
 	if (is_recorded)
@@ -260,14 +251,12 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return DROP;
 	}
 	hear_ends(s, st);
-	/*
-	 * A segment that another member handed on did not come from the address that the answer
-	 * goes to.
-	 */
+	/* The acknowledgement is sent back to the segment's source, and a segment that another member
+	 * handed on has that member's address as its source. */
 	if (is_owed(s, st) && is_first_hand(skb, lease) && !reflect(skb, s, st))
 		return DROP;
 	bool is_limited = words == RECORDS && (limits || !is_recorded);
-	/* Recorded connections are bounded by the caller. */
+	/* The caller lowers acknowledgements of recorded connections. */
 	__u32 heard;
 	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))
 		return DROP;

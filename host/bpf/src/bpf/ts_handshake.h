@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Answers SYNs in the kernel's place, and gives it the connections when their handshakes are
- * complete (ts.h).
- */
+/* Answers SYNs in place of the kernel, and gives the kernel each connection when its handshake is
+ * complete (ts.h). */
 #ifndef TS_HANDSHAKE_H
 #define TS_HANDSHAKE_H
 
@@ -27,7 +25,7 @@ struct bpf_tcp_req_attrs {
 };
 #ifdef HANDSHAKES
 #define ISSUES true
-/* Used through pointers only. */
+/* Incomplete type: only pointers to it are used. */
 struct sock {
 	int unused;
 };
@@ -35,14 +33,13 @@ extern int bpf_sk_assign_tcp_reqsk(struct __sk_buff *skb, struct sock *sk, struc
 				   int attrs__sz) __ksym;
 #else
 #define ISSUES false
-/* Without HANDSHAKES no ISN is issued (trods_ts.c). */
+/* Only trods_ts.c defines HANDSHAKES. Otherwise no ISN is issued, and this macro only lets the code
+ * compile. */
 #define bpf_sk_assign_tcp_reqsk(skb, sk, attrs, size) ((void)(sk), (void)(attrs), -1)
 #endif
 
-/*
- * The largest known segment size and window scale that do not exceed the client's, at their bit
- * positions.
- */
+/* The largest MSS of the list and the largest window scale that do not exceed the client's, at
+ * their bit positions in a timestamp. */
 static __always_inline __u32 stamp_base(const struct offer *offer, __u32 odd)
 {
 	__u32 class = offer->mss >= 1460 ? 3 : offer->mss >= 1440 ? 2 : offer->mss >= 1220 ? 1 : 0;
@@ -63,10 +60,8 @@ static __always_inline __u32 isn_of(const struct issuer *issuer, const struct fl
 	return half_sip_hash_words(issuer->key, words, 6);
 }
 
-/*
- * The listener of a service, unless the kernel has a connection between these ends. The caller
- * releases it.
- */
+/* The listener of a service, or NULL if the kernel has a connection between these ends. The caller
+ * releases it. */
 static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, const struct segment *s, bool *is_there)
 {
 	struct bpf_sock *sk = find_socket(skb, s);
@@ -90,7 +85,8 @@ static __always_inline __u16 sum_of(const struct segment *s, const __u8 *tcp, __
 	return fold(sum);
 }
 
-/* Turns the SYN into its SYN-ACK. False: the frame may be half changed. */
+/* Turns the SYN into its SYN-ACK. Returns false if the frame may be changed in part; the caller
+ * must drop it then. */
 static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment *s, const struct issuer *issuer,
 				     const struct issued *made, __u32 echo)
 {
@@ -116,7 +112,8 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 
 	if (bpf_skb_load_bytes(skb, s->tcp + TCP_CHECKSUM, &checksum, sizeof(checksum)))
 		return false;
-	/* A sender on this machine has left the sum to hardware, and so does who answers (segment.h). */
+	/* A sender on this machine leaves the checksum to hardware, so the answer also has a partial
+	 * checksum (segment.h). */
 	bool is_partial = checksum == sum_of(s, NULL, s->header, false);
 	tcp.checksum = is_partial ? sum_of(s, NULL, SYN_ACK_HEADER, false) :
 				    (__u16)~sum_of(s, (__u8 *)&tcp, SYN_ACK_HEADER, true);
@@ -151,7 +148,7 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 	return !bpf_skb_store_bytes(skb, tcp_at, &tcp, sizeof(tcp), 0);
 }
 
-/* Handles a client's SYN. NEXT, PASS: the kernel answers it. */
+/* Handles a client's SYN. If it returns NEXT or PASS, the kernel answers the SYN. */
 static __always_inline int answer_syn(struct __sk_buff *skb, const struct segment *s, const struct service *service,
 				      const struct lease *lease, const struct issuer *issuer, struct scratch *at)
 {
@@ -159,10 +156,11 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	struct offer *offer = &options.offer;
 	struct issued made = { .at = bpf_ktime_get_ns(), .client_next = s->seq + 1 };
 	bool is_there;
-	/* The kernel's connection is recorded from its handshake on, or not protected. */
+	/* The kernel's own connection is recorded from its handshake on if the service has a store;
+	 * otherwise it is not protected. */
 	int kernels = service->records ? PASS : NEXT;
 
-	/* The lease has ended, or the process is dead: no connection may begin. */
+	/* While the lease does not hold, or the process is dead, no connection may begin. */
 	if (dead || made.at >= lease->until) {
 		count(COUNT_MUTED);
 		return DROP;
@@ -188,10 +186,7 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	made.scale = offer->scale;
 	if (bpf_map_update_elem(&issued, &s->key, &made, BPF_ANY))
 		return kernels;
-	/*
-	 * Entries of a former connection are obsolete. Without records every connection with limits
-	 * is in `stamped`.
-	 */
+	/* Entries of a former connection are obsolete. Without a store, all limits are in `stamped`. */
 	if (service->records && bpf_map_lookup_elem(&flows, &s->key))
 		mention(s, EVENT_REPLACED, 0, s->seq);
 	if (service->records || bpf_map_lookup_elem(&stamped, &s->key)) {
@@ -204,10 +199,9 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	return turn_syn(skb, s, issuer, &made, offer->value) ? bpf_redirect(skb->ifindex, 0) : DROP;
 }
 
-/*
- * The issued handshake of a segment that may complete it, while the socket may not exist yet:
- * another processor may get the next segment, or a repetition, while the kernel handles the first.
- */
+/* Returns the issued handshake of a segment that may complete it. The socket may not exist yet:
+ * while one processor gives the kernel the first segment, another one may get the next segment or a
+ * repetition. */
 static __always_inline struct issued *find_issued(const struct segment *s, const struct stamped *st)
 {
 	struct issued *made;
@@ -220,10 +214,8 @@ static __always_inline struct issued *find_issued(const struct segment *s, const
 	return made->taken && bpf_ktime_get_ns() - made->taken >= TAKEN_FOR ? NULL : made;
 }
 
-/*
- * Gives the kernel the connection of an issued handshake, with the first segment that completes it.
- * False: the kernel must not get the segment now.
- */
+/* Gives the kernel the connection of an issued handshake, with the first segment that completes it.
+ * Returns false if the kernel must not get the segment now. */
 static __always_inline bool accept_issued(struct __sk_buff *skb, const struct segment *s, const struct issued *made,
 					  struct scratch *at)
 {
@@ -239,7 +231,8 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	if (!listener)
 		return false;
 	__u64 now = bpf_ktime_get_ns();
-	/* The kernel's timestamps follow its clock; the echo stands for the time of the SYN-ACK. */
+	/* The kernel's timestamps follow its own clock, and the echo must stand for the time of the
+	 * SYN-ACK. */
 	struct bpf_tcp_req_attrs attrs = {
 		.rcv_tsval = bpf_ntohl(stamps[0]),
 		.rcv_tsecr = now / NS_PER_MS,
@@ -264,10 +257,8 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	st->limits.ack = s->seq;
 	st->limits.data = st->limits.first = st->limits.acked = s->ack;
 	forget_former(&s->key);
-	/*
-	 * Without room the connection would use the kernel's timestamps, which are lower than the
-	 * SYN-ACK's.
-	 */
+	/* Without an entry the connection would use the kernel's timestamps, which are lower than that of
+	 * the SYN-ACK, so the client would discard its segments. */
 	if (bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY)) {
 		count(COUNT_FULL_ISSUED);
 		return false;

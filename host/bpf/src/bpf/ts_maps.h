@@ -8,22 +8,22 @@
 #include "sip.h"
 #include "trods.h"
 
-/* A timestamp (host/plain/src/object_stamp.rs): index 5 | class 2 | key 1 | 11 2 | scale 3 | object 19. */
+/* Fields of a timestamp with their widths in bits (host/plain/src/object_stamp.rs): index 5, class
+ * 2, key 1, constant 11 2, scale 3, object 19. */
 #define STAMP_INDEX 27
 #define STAMP_CLASS 25
 #define STAMP_ODD 24
 #define STAMP_KIND (3U << 22)
 #define STAMP_SCALE 19
 #define STAMP_OBJECT ((1U << 19) - 1)
-/* The object number of connections that no replica can resume: above all others. */
+/* The object number of connections that no replica can resume. It is above all numbers of objects.
+ */
 #define NOBODYS STAMP_OBJECT
 #define INDICES 32
-/*
- * Most that the index may be ahead of the echoed one: PAWS compares values within half of the
- * range.
- */
+/* How far the index may be ahead of the echoed one: PAWS compares values within half of their
+ * range. */
 #define AHEAD (INDICES / 2 - 1)
-/* Least nanoseconds between two changes of the index. */
+/* Least time between two changes of the index, nanoseconds. */
 #define INDEX_STEP (16 * 1000000ULL)
 /* "TROD": first word of the ISN's hash. */
 #define ISN_DOMAIN 0x54524f44
@@ -35,9 +35,9 @@
 #define SYN_ACK_HEADER (TCP_HEADER + SYN_ACK_OPTIONS)
 
 #define TCP_OPTIONS_MAX 40
-/* Bytes of the longest parsed request, of the longest head, and of a date. */
+/* Most bytes of a request that is parsed, of a head, and of a date. */
 #define REQUEST_MAX 1460
-/* Bytes parsed for a Host field: the longest name, a port, and spaces. */
+/* Most bytes that are parsed of a Host field: the longest name, a port, and spaces. */
 #define HOST_MAX 272
 #define HEAD_MAX 1024
 #define DATE 29
@@ -47,18 +47,14 @@
  */
 #define DATA_AHEAD (1U << 30)
 #define NS_PER_MS 1000000ULL
-/*
- * Nanoseconds in which another processor may still be creating the socket of a connection that the
- * kernel got.
- */
+/* Nanoseconds in which another processor may still be creating the socket of a connection that the
+ * kernel was given. */
 #define TAKEN_FOR (10 * NS_PER_MS)
-/*
- * Most repetitions of a request until then: longer than the creation of a socket takes, and a bound
- * if none is created.
- */
+/* How often a request is received again until its socket exists: longer than the creation of a
+ * socket takes. If no socket is created, the bound ends the repetitions. */
 #define TIMES_AGAIN 100
 
-/* Four bytes in network order. */
+/* Four characters as a word in network order. */
 #define OF(a, b, c, d) ((__u32)(a) << 24 | (__u32)(b) << 16 | (__u32)(c) << 8 | (__u32)(d))
 
 struct {
@@ -85,16 +81,15 @@ struct {
 
 _Static_assert(sizeof(struct event) == EVENT_HEADER + EVENT_OCTETS, "events without their octets");
 
-/*
- * Connections that timestamps name from now on. The process polls this ring every two milliseconds,
- * so entries do not wake it.
- */
+/* Events of connections that timestamps name from now on. The process polls this ring every two
+ * milliseconds, so an event need not wake it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, NAMED_SIZE);
 } named SEC(".maps");
 
-/* The last request for an object of the table, as the event that the process would get. */
+/* The last request for an object of the table, in the form of the event that the process gets if it
+ * has to record the connection. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_REQUESTS);
@@ -121,14 +116,14 @@ struct offer {
 	bool has_stamps, has_scale, has_sack;
 };
 
-/* Options of a TCP header, read one after the other. */
+/* Options of a TCP header, read one after the other by read_option. */
 struct options {
 	struct offer offer;
 	__u32 at, length;
 	__u32 stamps; /* offset of TSval in the header; 0: absent */
 };
 
-/* Parses one option of those in the scratch buffer, which is larger than any options. */
+/* Reads one option from the scratch buffer, which is longer than the options of any header. */
 static long read_option(__u32 n __attribute__((unused)), struct options *o)
 {
 	struct scratch *at = scratch();
@@ -178,7 +173,7 @@ static __always_inline __u32 stamps_at(struct __sk_buff *skb, const struct segme
 	__be32 begins;
 	struct options o = {};
 
-	/* The usual place (RFC 7323, appendix A). */
+	/* The usual position (RFC 7323, appendix A) needs no parsing. */
 	if (s->header >= TCP_HEADER + 12 && load_words(skb, s->tcp + TCP_HEADER, &begins, sizeof(begins)) &&
 	    begins == bpf_htonl(OF(1, 1, 8, 10)))
 		return TCP_HEADER + 4;

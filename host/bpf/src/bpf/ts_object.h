@@ -31,7 +31,8 @@ static __always_inline __u64 add_octet(__u64 sum, __u8 octet)
 	return (sum ^ octet) * 0x100000001b3ULL;
 }
 
-/* Parses a byte after "\nhos". Spaces are allowed only before the value. */
+/* Parses one byte after "
+ * hos". Spaces are allowed only before the value. */
 static long read_host(__u32 n, struct host *host)
 {
 	__u32 at = host->at + n;
@@ -80,22 +81,23 @@ static long read_octet(__u32 n, struct parsed *p)
 		p->ends = at + 1;
 		return 1;
 	}
-	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding, Expect */
+	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding and Expect may change the
+	 * response. */
 	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
 	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
 		p->has_fields = true;
-	/* X-TRODS, also as X_TRODS: the request is scanned, or the connection is free (inputs.h). */
+	/* X-TRODS or X_TRODS: the name is changed, or no replica can resume the connection (inputs.h). */
 	if (last == OF('\n', 'x', '-', 't') || last == OF('\n', 'x', '_', 't'))
 		p->inputs = at + 1;
 	if (last == OF('r', 'o', 'd', 's') && at == p->inputs + 3)
 		p->has_fields = true;
-	/* With two Host fields, servers may differ in the one that they take. */
+	/* With two Host fields, the server may use the other one. */
 	if (last == OF('\n', 'h', 'o', 's')) {
 		if (p->host)
 			p->has_fields = true;
 		p->host = at + 1;
 	}
-	/* A folded line belongs to the field before it. */
+	/* A folded line continues the field before it. */
 	if ((last & 0xffff) == ('\n' << 8 | ' ') || (last & 0xffff) == ('\n' << 8 | '\t'))
 		p->has_fields = true;
 	return 0;
@@ -115,10 +117,8 @@ static __always_inline __u64 sum_words(const __u8 *octets, __u32 length)
 	return sum;
 }
 
-/*
- * Marks the connection, and its timestamps, as one that no replica can resume. Counts the reason
- * unless the connection is over.
- */
+/* Marks the connection and its timestamps: no replica can resume it. Counts the reason unless the
+ * connection is over. */
 static __always_inline void set_free(struct stamped *st, __u32 why)
 {
 	if (st->phase == STAMPED_FREE)
@@ -129,19 +129,15 @@ static __always_inline void set_free(struct stamped *st, __u32 why)
 		count(why);
 }
 
-/*
- * Whether the client holds bytes of an object behind a hole: then only that object, with the same
- * head, may be sent.
- */
+/* Whether the client holds bytes of an object behind a hole. Then only that object, with the same
+ * head, may be sent. */
 static __always_inline bool is_bound(const struct stamped *st)
 {
 	return st->phase < STAMPED_NAMED && st->object;
 }
 
-/*
- * Hands a connection to the process, with an event for what it does not know yet. Nothing after
- * that point was acknowledged or has left.
- */
+/* Hands a connection to the process, with an event for the part that the process does not know yet.
+ * Nothing after that part was acknowledged or has left. */
 static __always_inline enum next_words hand_over(const struct segment *s, struct stamped *st, struct scratch *at)
 {
 	bool is_named = st->phase == STAMPED_NAMED || st->phase == STAMPED_ECHOED, is_asked = st->phase == STAMPED_ASKED;
@@ -166,16 +162,14 @@ static __always_inline enum next_words hand_over(const struct segment *s, struct
 		return RECORDS;
 	__u32 length = request->length;
 	asm volatile("" : "+r"(length));
-	/* Without room for it the client retransmits the request. */
+	/* If the ring has no room for the event, the client retransmits the request. */
 	if (length <= REQUEST_MAX)
 		bpf_ringbuf_output(&events, request, EVENT_HEADER + length, 0);
 	return RECORDS;
 }
 
-/*
- * Timestamps cannot name what follows. It is recorded if the service has a store; otherwise the
- * reason is counted.
- */
+/* Handles data that timestamps cannot name: the process records the connection if the service has a
+ * store; otherwise this counts the reason. */
 static __always_inline enum next_words go_unnamed(const struct segment *s, struct stamped *st, const struct service *service,
 						  __u32 why, struct scratch *at)
 {
@@ -190,7 +184,8 @@ static __always_inline enum next_words go_unnamed(const struct segment *s, struc
 	return FREES;
 }
 
-/* Parses the client's first bytes: a request for an object of the table, or anything else. */
+/* Parses the client's first data, and decides whether it is a request for an object of the table.
+ */
 static __always_inline enum next_words take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						    const struct service *service, const struct issuer *issuer,
 						    struct scratch *at)
@@ -207,10 +202,10 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	bpf_loop(REQUEST_MAX, read_octet, &p, 0);
 	if (p.ends != length)
 		return go_unnamed(s, st, service, COUNT_ASKING, at);
-	/* The site of the server. */
+	/* The Host field selects the site, on a server with several. */
 	struct host host = { .octets = at->event.octets, .target = p.target, .at = p.host, .length = length };
 	bpf_loop(HOST_MAX, read_host, &host, 0);
-	/* A name longer than HOST_MAX could be of another site with the same beginning. */
+	/* A longer name than HOST_MAX could belong to another site whose name begins alike. */
 	if (p.has_fields || !p.host || !host.begun || !host.ended || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = host.target };
@@ -229,7 +224,8 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	return NAMES;
 }
 
-/* Whether the response begins with a head of the table; then timestamps name its object. */
+/* Whether the response begins with a head of the table. If so, timestamps name its object from now
+ * on. */
 static __always_inline bool name_response(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 					  struct scratch *at)
 {
@@ -264,10 +260,8 @@ static __always_inline bool name_response(struct __sk_buff *skb, const struct se
 		limits->data = limits->first + (st->total < DATA_AHEAD ? st->total : DATA_AHEAD);
 		limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		count(COUNT_NAMED);
-		/*
-		 * If a response of a single segment is lost, its request stays unacknowledged, and
-		 * the client retransmits it.
-		 */
+		/* A response of a single segment may be lost. Its request then stays unacknowledged, and the
+		 * client retransmits it. */
 		if (st->total > 1400) {
 			write_event(&at->event, s, EVENT_STAMPED, 0, st->client_next, 0);
 			bpf_ringbuf_output(&named, &at->event, EVENT_HEADER, BPF_RB_NO_WAKEUP);

@@ -10,7 +10,7 @@
 
 #include "ts_maps.h"
 
-/* A header whose only options are timestamps. */
+/* A header with timestamps as its only options. */
 struct stamped_header {
 	__be16 source, dest;
 	__be32 seq, ack;
@@ -18,13 +18,13 @@ struct stamped_header {
 	__be32 kinds, value, echo;
 };
 
-/* Keeps the window of an acknowledgement that may not leave yet. */
+/* Stores the window of an acknowledgement that may not leave yet. */
 static __always_inline void owe(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
 {
 	bpf_skb_load_bytes(skb, s->tcp + TCP_WINDOW, &st->owed, sizeof(st->owed));
 }
 
-/* Whether no other segment will acknowledge the request. */
+/* Whether the request is still to be acknowledged, and no other segment will do so. */
 static __always_inline bool is_owed(const struct segment *s, const struct stamped *st)
 {
 	bool is_word = s->flags == ACK && !s->length;
@@ -42,11 +42,10 @@ static __always_inline bool turn(struct __sk_buff *skb)
 	return swap(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), sizeof(struct in6_addr));
 }
 
-/*
- * Sends the client's segment back as an acknowledgement of the kernel, and restores it. Egress
- * writes the timestamp. False: the segment may be half changed. Not inlined, because its caller
- * reaches it on many paths that the verifier would walk.
- */
+/* Sends the client's segment back to it as an acknowledgement of the kernel, then restores the
+ * segment. The egress program writes the timestamp. Returns false if the segment may be changed in
+ * part. Not inlined, because its caller reaches it on many paths that the verifier would check one
+ * by one. */
 __attribute__((noinline)) bool reflect(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
 {
 	struct stamped_header said;

@@ -11,25 +11,21 @@
 #include "segment.h"
 #include "trods.h"
 
-/*
- * Accepted distance of a client's data from the limit of acknowledgements, bytes. Ahead: the window
- * of a server that has received only requests. Behind: retransmissions of data that is not
- * acknowledged yet. Data further ahead is retransmitted later.
- */
+/* How far a client's data may be from the limit of acknowledgements, bytes. Ahead: the window of a
+ * server that has received only requests. Behind: retransmissions of data that is not acknowledged
+ * yet. Data that is further ahead is ignored here, and the client retransmits it later. */
 #define CLIENT_AHEAD (1U << 16)
 #define CLIENT_BEHIND (1U << 16)
-/* Most bytes that an acknowledgement may lie behind the newest: more than any window. */
+/* How far an acknowledgement may be behind the newest one, bytes: more than any window. */
 #define ACK_BEHIND (1U << 26)
 
-/*
- * `ack`: acknowledgement as the kernel gets it. `beyond`: bytes that it may exceed the data that
- * has left.
- */
+/* Whether a segment is acceptable. `ack`: its acknowledgement as the kernel gets it. `beyond`:
+ * bytes that it may exceed the data that has left. */
 static __always_inline bool is_acceptable(const struct segment *s, __u32 ack, const struct limits *limits, __u32 beyond)
 {
 	if (s->seq - limits->ack + CLIENT_BEHIND >= CLIENT_BEHIND + CLIENT_AHEAD)
 		return false;
-	/* A RST is judged by its sequence number alone; it may have no ACK flag. */
+	/* Only the sequence number of a RST counts, because it may lack the ACK flag. */
 	if (!(s->flags & ACK))
 		return s->flags & RST;
 	__u32 reach = limits->data - limits->acked + ACK_BEHIND;

@@ -1,4 +1,5 @@
-//! The Congestion Manager's calls for programs of users (`src/bpf/calls.c`): what `rivulet cm serve` hands out, and what it keeps.
+//! The Congestion Manager's calls for users' programs (`src/bpf/calls.c`): the programs and rings
+//! that `rivulet cm serve` passes to clients, and the state that it keeps.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,12 +17,13 @@ use crate::kernel::{Feature, require};
 use crate::object::{attach, get, load, missing, object, open, run};
 
 const NAME: &str = "calls";
-/// Folder of this version's pins: another version begins with an empty one.
+/// Folder of this version's pins. Another version uses another name and so begins with an empty
+/// folder.
 const FOLDER: &str = "calls-4";
 const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
 const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
 const LINK: &str = "egress";
-/// `MAX_CLIENTS` of cm.h: most accounts.
+/// Most accounts (`MAX_CLIENTS` of cm.h).
 const MAX_CLIENTS: u32 = 4096;
 /// Bytes of a client's ring, `RING_OCTETS` of cm.h.
 pub const RING: u32 = 65_536;
@@ -29,32 +31,34 @@ pub const RING: u32 = 65_536;
 const CLIENT: usize = 32;
 const CLIENT_ACCOUNT: usize = 24;
 const FLOW_CLIENT: usize = 124;
-/// To close a flow that goes from macroflow to macroflow.
+/// Attempts to close a flow that is being moved between macroflows.
 const TRIES: u32 = 1000;
 
-/// Where the unified hierarchy usually is.
+/// Where version 2 of the cgroups is usually mounted.
 pub const CGROUP: &str = "/sys/fs/cgroup";
 
 /// How the calls are loaded.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
-    /// The cgroup (version 2) in which processes' datagrams are counted; the root has all.
+    /// The cgroup (version 2) in which processes' datagrams are counted. The root cgroup has all
+    /// processes.
     pub cgroup: PathBuf,
-    /// A grant that is neither used nor declined goes to others after this, or a round trip if that is longer, ns; or up to twice
-    /// as late.
+    /// Nanoseconds after which a grant that is neither used nor declined goes to another flow. A
+    /// grant lives for a round trip if that is longer, and up to twice as long because ages are
+    /// counted in ticks.
     pub grant_life: u64,
     /// Nanoseconds without feedback, beyond two timeouts, after which a flow's outstanding packets
     /// count as lost.
     pub silence: u64,
     /// First window of a macroflow, packets.
     pub initial_window: u32,
-    /// What one report may add in slow start, packets.
+    /// Most packets by which one report enlarges the window in slow start.
     pub slow_start_limit: u32,
-    /// Most flows of an account.
+    /// Most flows of one account.
     pub flows: u32,
-    /// Most clients of all accounts: 80 KiB of the kernel's memory each, for its ring.
+    /// Most clients of all accounts. Each takes 80 KiB of kernel memory, for its ring.
     pub clients: u32,
-    /// Most macroflows of all accounts: 8 KiB each.
+    /// Most macroflows of all accounts. Each takes 8 KiB of kernel memory.
     pub macroflows: u32,
 }
 
@@ -81,22 +85,22 @@ pub fn unified() -> Option<PathBuf> {
     fields.find_map(|f| (f.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(f[1])))
 }
 
-/// A program of a user that was let in.
+/// A registered program of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallClient {
-    /// Its number.
+    /// The client's number.
     pub id: u32,
-    /// Its user.
+    /// The user that runs the program.
     pub uid: u32,
-    /// The user with the quota that counts it.
+    /// The user that has the quota for this client.
     pub account: u32,
-    /// Its process; the client ends with it.
+    /// The client's process; the client is removed when the process ends.
     pub pid: u32,
-    /// When that began, as /proc/PID/stat has it: another process may be given its number.
+    /// Start time of the process, as in /proc/PID/stat: a later process may have the same number.
     pub started: u64,
 }
 
-/// The calls, loaded. Programs and maps that are not [pinned](Calls::pin) are unloaded when this is
+/// The loaded programs and maps. Those that are not [pinned](Calls::pin) are unloaded when this is
 /// dropped.
 #[derive(Debug)]
 pub struct Calls {
@@ -106,10 +110,10 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Loads them, and counts what the processes of a cgroup send.
+    /// Loads the programs, and counts the datagrams that the processes of a cgroup send.
     ///
     /// # Errors
-    /// What the kernel lacks or refuses.
+    /// The kernel lacks a feature or refuses a program.
     pub fn load(options: &CallOptions) -> Result<Calls, Error> {
         require(Feature::Btf)?;
         require(Feature::UserCalls)?;
@@ -133,14 +137,15 @@ impl Calls {
         Ok(Calls { programs: array(programs), maps: array(maps), link })
     }
 
-    /// Has all of it stay, in a folder of this one; it is there whole or not at all.
+    /// Pins all programs and maps in a new folder below `folder`. The new folder appears only when
+    /// all pins are in it.
     ///
     /// # Errors
-    /// This is not in a BPF file system, or it is there.
+    /// `folder` is not in a BPF file system, or the pins exist already.
     pub fn pin(&self, folder: &Path) -> Result<(), Error> {
         let fail = |source| Error::Os { operation: "pinning the calls", source };
         require_bpf_fs(folder)?;
-        // No name there has a dot.
+        // The name of a folder in a BPF file system must not have a dot.
         let begun = folder.join(format!("{FOLDER}-{}", std::process::id()));
         fs::create_dir(&begun).map_err(fail)?;
         let all = PROGRAMS.into_iter().zip(self.programs.iter().map(AsFd::as_fd));
@@ -154,10 +159,10 @@ impl Calls {
         })
     }
 
-    /// Those that were pinned in this folder; none if there are none.
+    /// Opens the programs and maps that were pinned in this folder. `None`: there are none.
     ///
     /// # Errors
-    /// Something else is there.
+    /// The folder holds something other than these pins.
     pub fn pinned(folder: &Path) -> Result<Option<Calls>, Error> {
         let fail = |source| Error::Os { operation: "opening the pinned calls", source };
         let folder = folder.join(FOLDER);
@@ -180,7 +185,7 @@ impl Calls {
     /// descriptors, but their packets are no longer counted, so their windows do not grow.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn unpin(folder: &Path) -> Result<(), Error> {
         let fail = |source| Error::Os { operation: "taking the pins of the calls away", source };
         for entry in fs::read_dir(folder).map_err(fail)? {
@@ -192,13 +197,14 @@ impl Calls {
         Ok(())
     }
 
-    /// `cm_open`, `cm_call` and `cm_calls`: what a client is handed.
+    /// The programs `cm_open`, `cm_call` and `cm_calls`, whose descriptors a client receives.
     #[must_use]
     pub fn programs(&self) -> [BorrowedFd<'_>; 3] {
         [0, 1, 2].map(|n| self.programs[n].as_fd())
     }
 
-    /// `cm_open_for` and `cm_calls_for`, which take the user as an argument: for the daemon only.
+    /// The programs `cm_open_for` and `cm_calls_for`, which take the user as an argument: for the
+    /// daemon only.
     #[must_use]
     pub fn programs_for_others(&self) -> [BorrowedFd<'_>; 2] {
         [3, 4].map(|n| self.programs[n].as_fd())
@@ -219,7 +225,7 @@ impl Calls {
     /// Registers a process under the quota of `account`; returns its number and its ring.
     ///
     /// # Errors
-    /// There are too many.
+    /// There are too many clients.
     pub fn admit(&self, uid: u32, account: u32, pid: u32, started: u64) -> Result<(u32, OwnedFd), Error> {
         let fail = Error::of("letting a client in");
         let (users, clients) = (self.map("users"), self.map("clients"));
@@ -232,7 +238,7 @@ impl Calls {
             _ => Ok(()),
         };
         if count().is_err() {
-            // Accounts without clients and without kept histories.
+            // Deletes accounts without clients and without kept histories, to make room.
             for key in users.keys() {
                 self.forget_user(key.first_chunk().map_or(0, |account| u32::from_ne_bytes(*account)))?;
             }
@@ -276,7 +282,7 @@ impl Calls {
     /// Errors of the system call.
     pub fn evict(&self, id: u32) -> Result<usize, Error> {
         let fail = Error::of("forgetting a client");
-        // First its number, so that nothing more is opened by it.
+        // Deletes the client's number first, so that the client can open no further flow.
         let key = id.to_ne_bytes();
         let known = self.clients()?.into_iter().find(|c| c.id == id);
         for name in ["clients", "rings"] {
@@ -299,7 +305,7 @@ impl Calls {
         Ok(closed)
     }
 
-    /// Closes one; false if it was closed meanwhile.
+    /// Closes one flow. Returns false if the flow was closed meanwhile.
     fn evict_flow(&self, flow: &[u8], client: u32) -> Result<bool, Error> {
         let again = -libc::EAGAIN;
         for _ in 0..TRIES {
@@ -315,7 +321,7 @@ impl Calls {
         Err(Error::Os { operation: "closing a flow", source: io::Error::from_raw_os_error(libc::EAGAIN) })
     }
 
-    /// An account of which nothing is left needs no counts.
+    /// Deletes an account's counts when it has neither flows nor macroflows.
     fn forget_user(&self, account: u32) -> Result<(), Error> {
         let users = self.map("users");
         let counts = users.lookup(&account.to_ne_bytes(), MapFlags::ANY);
@@ -336,7 +342,8 @@ impl Calls {
     }
 }
 
-/// The sizes of maps, and the variables of calls.c that the loader may choose, in their order.
+/// Sets the sizes of the maps, and the variables of calls.c that the loader may change, in their
+/// order.
 fn choose(opened: &mut OpenObject, options: &CallOptions) -> Result<(), Error> {
     for mut map in opened.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
@@ -386,7 +393,7 @@ fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(()) }
 }
 
-/// A folder of pins, which holds no folders.
+/// Removes a folder of pins, which contains no folders.
 fn clear(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         fs::remove_file(entry?.path())?;

@@ -1,5 +1,6 @@
-//! The folder of the pins. A BPF file system is often open to all users (mode 1777), and may hold a folder or link of a stranger's
-//! under the name of ours: nothing in it is believed, and it does not keep ours from being made.
+//! The folder of the pins. All users may be able to write to a BPF file system (mode 1777), so a
+//! folder or link of another user may have our name. Its contents are never used, and it does not
+//! keep our folder from being created.
 
 use std::fs;
 use std::io;
@@ -9,16 +10,17 @@ use std::path::{Path, PathBuf};
 use super::require_bpf_fs;
 use crate::Error;
 
-/// S_ISVTX of inode(7): in a folder with it, users rename and remove their own entries alone.
+/// S_ISVTX of inode(7): in a folder with this bit, users rename and remove only their own entries.
 const STICKY: u32 = 0o1000;
 const OTHERS_WRITE: u32 = 0o022;
-/// How often a stranger may put something into the place that was just freed.
+/// Attempts to create the folder. Another user may take its name again just after it was freed.
 const TRIES: u32 = 100;
 
-/// Makes the folder of the pins in a BPF file system if it is not there. What a stranger has in its place is renamed.
+/// Creates the folder of the pins in a BPF file system unless it exists. An entry of another user
+/// with its name is renamed.
 ///
 /// # Errors
-/// There is no such file system; others could rename this process's folder there; the system's.
+/// `folder` is in no BPF file system; other users could rename this process's folder there; or an operating system error.
 pub fn own_folder(folder: &Path) -> Result<(), Error> {
     let fail = |source| Error::Os { operation: "making the folder of the pins", source };
     let parent = folder.parent().unwrap_or(folder);
@@ -40,7 +42,7 @@ pub fn own_folder(folder: &Path) -> Result<(), Error> {
         match fs::rename(folder, &aside) {
             Ok(()) => tracing::warn!("{} was a stranger's: it is {} now", folder.display(), aside.display()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            // Something is there already.
+            // An entry with this name exists.
             Err(e)
                 if matches!(
                     e.raw_os_error(),
@@ -52,10 +54,10 @@ pub fn own_folder(folder: &Path) -> Result<(), Error> {
     Err(fail(io::Error::new(io::ErrorKind::AlreadyExists, format!("{} is a stranger's", folder.display()))))
 }
 
-/// Nothing, or a folder of this user's.
+/// Checks that the folder does not exist or belongs to this user.
 ///
 /// # Errors
-/// It is a stranger's.
+/// The folder belongs to another user.
 pub fn require_own(folder: &Path) -> Result<(), Error> {
     match fs::symlink_metadata(folder) {
         Ok(meta) if !(meta.is_dir() && is_own(&meta)) => {
@@ -63,7 +65,7 @@ pub fn require_own(folder: &Path) -> Result<(), Error> {
             let source = io::Error::new(io::ErrorKind::PermissionDenied, why);
             Err(Error::Os { operation: "opening the folder of the pins", source })
         }
-        // What cannot be looked at cannot be opened either.
+        // If the folder cannot be inspected, opening it fails, too.
         _ => Ok(()),
     }
 }
@@ -74,7 +76,7 @@ fn is_own(meta: &fs::Metadata) -> bool {
     (owner == 0 || owner == rustix::process::geteuid().as_raw()) && meta.mode() & OTHERS_WRITE == 0
 }
 
-/// A name beside it.
+/// A name beside the folder, to which another user's entry is renamed.
 fn aside(folder: &Path, n: u32) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     // A name in a BPF file system has no dot.

@@ -1,5 +1,6 @@
-//! The Congestion Manager's TCP (`src/bpf/cm.c`): a congestion control that sockets are given by its name, and the macroflows
-//! that their connections share. Both stay when the process that loaded them ends, by pins in a BPF file system.
+//! The Congestion Manager's TCP (`src/bpf/cm.c`): a congestion control that sockets choose by its
+//! name, and the macroflows that their connections share. Pins in a BPF file system keep both when
+//! the process that loaded them ends.
 
 mod calls;
 mod folder;
@@ -23,7 +24,7 @@ pub use folder::{own_folder, require_own};
 pub use state::{Macroflow, Numbers};
 
 const NAME: &str = "cm";
-/// The maps that are pinned, and read: the macroflows by number, and the numbers of the destinations.
+/// The maps that are pinned and read: `macroflows` by number, and `destinations` with the numbers.
 const MAPS: [&str; 2] = ["macroflows", "destinations"];
 /// The program that deletes macroflows without connections, and its pin.
 const FORGET: &str = "cm_tcp_forget";
@@ -35,14 +36,14 @@ const NAME_MAX: usize = 16;
 /// Where a BPF file system usually is.
 pub const BPF_FS: &str = "/sys/fs/bpf";
 
-/// The loaded parts.
+/// How the congestion control is loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// What the congestion control is called: 1 to 15 letters, digits, `_` and `.`.
+    /// Name of the congestion control: 1 to 15 letters, digits, `_` and `.`.
     pub name: &'a str,
     /// First window of a macroflow, packets.
     pub initial_window: u32,
-    /// Most macroflows, each of 224 bytes of the kernel's memory from the beginning.
+    /// Most macroflows. Each takes 224 bytes of kernel memory from the start.
     pub macroflows: u32,
 }
 
@@ -52,8 +53,8 @@ impl Default for Options<'_> {
     }
 }
 
-/// A loaded congestion control. Without a [pin](Cm::pin) it can be chosen until this is dropped; connections that have it then
-/// keep it.
+/// A loaded congestion control. Unless it is [pinned](Cm::pin), sockets can choose it only until
+/// this is dropped. Connections that use it then keep it.
 #[derive(Debug)]
 pub struct Cm {
     link: Link,
@@ -61,10 +62,11 @@ pub struct Cm {
 }
 
 impl Cm {
-    /// Loads it and registers its name, for all network namespaces.
+    /// Loads the congestion control and registers its name for all network namespaces.
     ///
     /// # Errors
-    /// What the kernel lacks or refuses: `EEXIST` if there is a congestion control of this name.
+    /// The kernel lacks a feature or refuses a program; `EEXIST` if a congestion control of this
+    /// name exists.
     pub fn load(options: &Options<'_>) -> Result<Cm, Error> {
         require(Feature::Btf)?;
         require(Feature::StructOpsLink)?;
@@ -77,7 +79,7 @@ impl Cm {
             }
             let Some(value) = map.initial_value_mut() else { continue };
             if name == "cm" {
-                // The name is the first field (cm.c).
+                // cm.c: the name is the first field.
                 value[..NAME_MAX].fill(0);
                 value[..options.name.len()].copy_from_slice(options.name.as_bytes());
             } else if name.ends_with(".rodata") {
@@ -93,15 +95,16 @@ impl Cm {
         Ok(Cm { link, object })
     }
 
-    /// Has it stay, and its macroflows, until [`unpin`] with the same folder, which must be in a BPF file system and is made.
+    /// Pins the congestion control and its macroflows until [`unpin`] is called with the same
+    /// folder. The folder is created, and must be in a BPF file system.
     ///
     /// # Errors
-    /// There is no such file system, or something of this name is pinned there.
+    /// `folder` is in no BPF file system, or a congestion control is pinned in it.
     pub fn pin(&mut self, folder: &Path) -> Result<(), Error> {
         let parent = folder.parent().unwrap_or(folder);
         require_bpf_fs(parent)?;
         match fs::create_dir(folder) {
-            // The calls of users may be there.
+            // The folder may already hold the pins of the calls for users' programs.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !folder.join("link").exists() => {}
             made => {
                 made.map_err(|source| Error::Os { operation: "making the folder of the pins", source })?;
@@ -126,7 +129,7 @@ impl Cm {
         self.link.pin(folder.join("link")).map_err(Error::of("pinning the congestion control"))
     }
 
-    /// The macroflows as they are.
+    /// The macroflows with their present state.
     ///
     /// # Errors
     /// Errors of the system call.
@@ -136,21 +139,22 @@ impl Cm {
     }
 }
 
-/// What one of the programs cost so far.
+/// Processor time that one of the programs has used so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Its name, as the kernel cuts it: 15 characters.
+    /// The program's name, which the kernel cuts to 15 characters.
     pub name: String,
-    /// How often it ran; 0 as long as `kernel.bpf_stats_enabled` is.
+    /// Number of runs; 0 while `kernel.bpf_stats_enabled` is 0.
     pub runs: u64,
-    /// Nanoseconds that it ran.
+    /// Nanoseconds of all runs.
     pub time: u64,
 }
 
-/// What the programs of the congestion control cost that was pinned in this folder, while `kernel.bpf_stats_enabled` was set.
+/// Processor time of the programs that are pinned in this folder, counted while
+/// `kernel.bpf_stats_enabled` was set.
 ///
 /// # Errors
-/// There is none.
+/// No congestion control is pinned in the folder.
 pub fn costs(folder: &Path) -> Result<Vec<Cost>, Error> {
     let fail = Error::of("opening the pinned macroflows");
     let map = MapHandle::from_pinned_path(folder.join("macroflows")).map_err(&fail)?;
@@ -168,18 +172,18 @@ pub fn costs(folder: &Path) -> Result<Vec<Cost>, Error> {
     Ok(found)
 }
 
-/// The macroflows of a congestion control that was pinned in this folder.
+/// The macroflows of the congestion control that is pinned in this folder.
 ///
 /// # Errors
-/// There is none.
+/// No congestion control is pinned in the folder.
 pub fn pinned(folder: &Path) -> Result<Vec<Macroflow>, Error> {
     let [macroflows, destinations] = MAPS.map(|name| MapHandle::from_pinned_path(folder.join(name)));
     let fail = Error::of("opening the pinned macroflows");
     numbered(&macroflows.map_err(&fail)?, &destinations.map_err(&fail)?)
 }
 
-/// Deletes the macroflows without connections of the program that is pinned in this folder; returns
-/// their number. Those with connections stay.
+/// Deletes all macroflows without connections, by the program that is pinned in this folder.
+/// Returns how many it deleted.
 ///
 /// # Errors
 /// No program is pinned there, or the system call fails.
@@ -190,11 +194,11 @@ pub fn forget(folder: &Path) -> Result<usize, Error> {
     Ok(count as usize)
 }
 
-/// Takes the pins of a folder away, those of the calls of users too. New sockets cannot choose the congestion control any more;
-/// connections that have it keep it.
+/// Removes the pins of a folder, including those of the calls for users' programs. New sockets can
+/// no longer choose the congestion control; connections that use it keep it.
 ///
 /// # Errors
-/// There is no such folder, or it holds something else.
+/// The folder does not exist, or it holds something else.
 pub fn unpin(folder: &Path) -> Result<(), Error> {
     let fail = |source| Error::Os { operation: "taking the pins away", source };
     require_bpf_fs(folder)?;
@@ -213,10 +217,10 @@ fn unpin_files(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The folders below this one in which something is pinned; their names are those of the congestion controls.
+/// The folders below this one that hold pins. Each is named after its congestion control.
 ///
 /// # Errors
-/// It cannot be read; one that is not there has none.
+/// The folder cannot be read. A folder that does not exist has no pins and is no error.
 pub fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let fail = |source| Error::Os { operation: "reading the folder of the pins", source };
     let entries = match fs::read_dir(folder) {
@@ -234,21 +238,21 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// The macroflows that are in a map, by what `find` makes of its values.
+/// Reads the macroflows of a map; `find` parses one value.
 fn read(
     map: &impl MapCore,
     find: impl Fn(Vec<u8>) -> Result<Option<Vec<u8>>, Error>,
 ) -> Result<Vec<Macroflow>, Error> {
     let mut found = vec![];
     for key in map.keys() {
-        // One that was forgotten meanwhile is none.
+        // The macroflow was deleted meanwhile.
         let Some(value) = look(map, &key)? else { continue };
         found.extend(find(value)?.and_then(|value| Macroflow::parse(&key, &value)));
     }
     Ok(found)
 }
 
-/// Those of TCP: `destinations` has their numbers in `macroflows`.
+/// TCP's macroflows. The map `destinations` has the keys of `macroflows`.
 fn numbered(macroflows: &impl MapCore, destinations: &impl MapCore) -> Result<Vec<Macroflow>, Error> {
     read(destinations, |number| look(macroflows, &number))
 }
@@ -259,7 +263,7 @@ fn look(map: &impl MapCore, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
 
 fn check_name(name: &str) -> Result<(), Error> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
-    // It is the name of the folder of its pins too.
+    // The name is also that of the folder of the pins.
     let folder = name.chars().any(|c| c != '.');
     if (1..NAME_MAX).contains(&name.len()) && name.chars().all(good) && folder {
         return Ok(());
@@ -268,16 +272,16 @@ fn check_name(name: &str) -> Result<(), Error> {
     Err(Error::Os { operation: "naming it", source: io::Error::new(io::ErrorKind::InvalidInput, why) })
 }
 
-/// Whether a folder is in a BPF file system.
+/// Checks that a folder is in a BPF file system.
 ///
 /// # Errors
-/// It is not, or it is not there.
+/// It is in another file system, or it does not exist.
 pub fn require_bpf_fs(folder: &Path) -> Result<(), Error> {
     let fail = |source| Error::Os { operation: "looking for a BPF file system", source };
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).map_err(|e| fail(e.into()))?;
-    // SAFETY: all zero is one, and the call fills it.
+    // SAFETY: a statfs of zeros is valid, and the call fills it.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: both live through the call.
+    // SAFETY: path and structure live through the call.
     if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } < 0 {
         return Err(fail(io::Error::last_os_error()));
     }
@@ -293,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_the_kernel_would_cut_or_mistake_are_refused() {
+    fn overlong_or_misleading_names_are_refused() {
         for bad in ["", "a name of sixteen", "0123456789abcdef", "a b", "a/b", "a-b", "..", ".", "ä"] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
@@ -303,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn it_loads_and_registers_a_name() {
+    fn loading_registers_the_name() {
         if crate::kernel::skipped(Feature::StructOpsLink) {
             return;
         }
@@ -318,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_file_system_is_refused_with_advice() {
+    fn other_file_system_is_refused_with_advice() {
         let text = require_bpf_fs(Path::new("/proc")).unwrap_err().to_string();
         assert!(text.contains("mount -t bpf"), "{text}");
         assert!(require_bpf_fs(Path::new("/nowhere/at/all")).is_err());

@@ -1,28 +1,29 @@
-//! Macroflows as the maps of `src/bpf/cm.c` and `calls.c` hold them (`cm.h`, `macroflow.h`).
+//! Macroflows, parsed from the maps of `src/bpf/cm.c` and `calls.c` (`cm.h`, `macroflow.h`).
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Bytes of `struct cm_key`, the beginning of `struct cm_share_key`.
+/// Bytes of `struct cm_key`, with which `struct cm_share_key` begins.
 const KEY: usize = 32;
-/// Where `struct macroflow` begins in `struct cm_entry` and `struct cm_shared`: after lock and generation.
+/// Offset of `struct macroflow` in `struct cm_entry` and `struct cm_shared`: after lock and
+/// generation.
 const OFFSET: usize = 16;
-/// Its size.
+/// Bytes of `struct macroflow`.
 const SIZE: usize = 17 * 8 + 5 * 4 + 4;
 
-/// What connections to one destination share.
+/// A macroflow: the state that the connections to one destination share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Macroflow {
     /// Cookie of the network namespace.
     pub netns: u64,
-    /// Where its packets go.
+    /// Destination address of its packets.
     pub destination: IpAddr,
-    /// Their differentiated services code point.
+    /// Differentiated services code point of its packets.
     pub dscp: u8,
-    /// The user of the programs' flows; none: TCP connections.
+    /// The user of the programs that have the flows; `None`: the flows are TCP connections of the kernel.
     pub user: Option<u32>,
-    /// The number of one that was made for flows which left that of their destination.
+    /// Number of a separate macroflow, made for flows that left the first one of their destination.
     pub apart: Option<u64>,
-    /// Its state.
+    /// The state of its window.
     pub numbers: Numbers,
 }
 
@@ -58,20 +59,20 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Bytes that are outstanding.
+    /// Outstanding bytes.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.sent.saturating_sub(self.reported)
     }
 
-    /// Bytes a second that the window amounts to; none without a round trip time.
+    /// Rate of the window in bytes a second; `None` before the first round trip time.
     #[must_use]
     pub fn rate(&self) -> Option<u64> {
         let rate = u128::from(self.cwnd) * 1_000_000_000;
         (self.srtt > 0).then(|| (rate / u128::from(self.srtt)) as u64)
     }
 
-    /// Parses `struct macroflow`; none if the slice is too short.
+    /// Parses `struct macroflow`; `None` if the slice is too short.
     #[must_use]
     pub fn parse(octets: &[u8]) -> Option<Numbers> {
         let octets = octets.get(..SIZE)?;
@@ -108,7 +109,8 @@ impl Numbers {
 }
 
 impl Macroflow {
-    /// From a key and a value of the map; none if they are not of it, or the macroflow is being made at this moment.
+    /// Parses a key and a value of the map; `None` if their sizes are wrong, or the macroflow is
+    /// still being created.
     pub(super) fn parse(key: &[u8], value: &[u8]) -> Option<Macroflow> {
         let (fixed, apart) = key.split_first_chunk::<KEY>()?;
         let apart = match apart {
@@ -122,7 +124,7 @@ impl Macroflow {
         let netns = u64::from_ne_bytes(*fixed.first_chunk()?);
         let address: [u8; 16] = fixed[8..24].try_into().ok()?;
         let dscp = u32::from_ne_bytes(fixed[24..28].try_into().ok()?) as u8;
-        // Of users it is their number + 1.
+        // The key has the user's number + 1.
         let user = u32::from_ne_bytes(fixed[28..32].try_into().ok()?).checked_sub(1);
         let destination = Ipv6Addr::from(address).to_canonical();
         let numbers = Numbers::parse(value.get(OFFSET..)?)?;
@@ -144,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_they_are() {
+    fn struct_fields_are_parsed_at_their_offsets() {
         let n = Numbers::parse(&octets()).unwrap();
         assert_eq!((n.cwnd, n.srtt, n.active, n.aside), (1, 10, 12, 17));
         assert_eq!((n.flows, n.hungry, n.mtu, n.initial, n.limit), (18, 19, 20, 21, 22));

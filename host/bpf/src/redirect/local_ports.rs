@@ -1,4 +1,5 @@
-//! The selection for each local port, shared between a program and this process.
+//! The kinds of segments to select for each local port, in memory that a BPF program and this
+//! process share.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,10 +20,10 @@ const OCTETS: usize = 1 << 16;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Nothing.
+    /// No segments.
     #[default]
     None = 0,
-    /// Segments with our option: it has a connection.
+    /// Segments with our option: the port has a connection.
     Open = 1,
     /// All segments: the server of a connection may turn out to use plain TCP.
     Opening = 2,
@@ -45,10 +46,10 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl LocalPorts {
-    /// Every port at [`State::None`], in a BPF map of this process's own.
+    /// Creates the BPF map, with every port at [`State::None`].
     ///
     /// # Errors
-    /// Rights or memory.
+    /// The process lacks a privilege or memory.
     pub fn new() -> Result<LocalPorts, Error> {
         let options = bpf_map_create_opts {
             sz: size_of::<bpf_map_create_opts>() as u64,
@@ -86,7 +87,7 @@ impl LocalPorts {
         }
     }
 
-    /// The map, for a program.
+    /// The map, to be given to a program.
     pub(crate) fn map(&self) -> BorrowedFd<'_> {
         self.0.map.as_fd()
     }

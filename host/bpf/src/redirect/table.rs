@@ -1,13 +1,13 @@
-//! What a program is to take, as its maps hold it (`src/bpf/redirect.h`).
+//! The frames that the program selects, in the form of its maps (`src/bpf/redirect.h`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Half of what the map holds, so that there is room for the old beside the new.
+/// Half of the map's size, because old and new entries are in the map together during an update.
 pub const MAX_ENDPOINTS: usize = 32768 / 2;
-/// Likewise.
+/// Half of the map's size, as above.
 pub const MAX_TUNNELS: usize = 1024 / 2;
-/// Likewise.
+/// Half of the map's size, as above.
 pub const MAX_ETHERTYPES: usize = 64 / 2;
 
 const EVERYTHING: u32 = 1 << 0;
@@ -24,24 +24,25 @@ const TAKE_ALL: u16 = 1 << 0;
 const TAKE_OPTION: u16 = 1 << 1;
 const TAKE_LOCAL: u16 = 1 << 2;
 
-/// Which TCP segments to an endpoint are taken; `exid` is that of an experimental option (RFC 6994) which must be the first.
+/// Which TCP segments to an endpoint are selected. `exid` identifies an experimental option (RFC
+/// 6994), which must be the segment's first option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
-    /// All.
+    /// All segments.
     All,
-    /// Those with the option.
+    /// Segments with the option.
     Option {
-        /// The option's.
+        /// Identifies the option.
         exid: u16,
     },
-    /// As [`LocalPorts`](super::LocalPorts) has for the port.
+    /// Segments as [`LocalPorts`](super::LocalPorts) selects for their port.
     Local {
-        /// The option's, where it asks for one.
+        /// Identifies the option, for ports that require one.
         exid: u16,
     },
 }
 
-/// Why something cannot be put into a table.
+/// Why an entry cannot be added to a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// Too many entries.
@@ -50,12 +51,12 @@ pub enum TableError {
     /// An endpoint can look for one option only.
     #[error("AF_XDP cannot look for two options (ExID {0:#06x} and {1:#06x}) at one endpoint")]
     Options(u16, u16),
-    /// The ends of a tunnel are of one family.
+    /// The ends of a tunnel must be of one address family.
     #[error("a tunnel between an IPv4 and an IPv6 address")]
     Families,
 }
 
-/// One of the maps.
+/// One of the program's maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Map {
     Endpoints,
@@ -84,7 +85,7 @@ impl Map {
 type Key = Vec<u8>;
 type Value = Vec<u8>;
 
-/// The selected frames; none at first.
+/// The selected frames; initially none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     everything: bool,
@@ -92,16 +93,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// Every frame.
+    /// Selects every frame.
     #[must_use]
     pub fn everything() -> Table {
         Table { everything: true, entries: BTreeMap::new() }
     }
 
-    /// Takes segments to an address and port, each `None` for any.
+    /// Selects segments to an address and port; `None` stands for any.
     ///
     /// # Errors
-    /// A full table, or another option at the same endpoint.
+    /// The table is full, or the endpoint already has another option.
     pub fn endpoint(
         &mut self,
         address: Option<IpAddr>,
@@ -130,10 +131,10 @@ impl Table {
         self.put(Map::Endpoints, key, value)
     }
 
-    /// Takes IP-in-IP and GUE from one host to another.
+    /// Selects IP-in-IP and GUE packets from one host to another.
     ///
     /// # Errors
-    /// A full table, or hosts of two families.
+    /// The table is full, or the hosts' addresses are of two families.
     pub fn tunnel(&mut self, source: IpAddr, destination: IpAddr) -> Result<(), TableError> {
         let ((source, family), (destination, other)) = (octets(source), octets(destination));
         if family != other {
@@ -142,10 +143,10 @@ impl Table {
         self.put(Map::Tunnels, [&source[..], &destination, &family.to_ne_bytes()].concat(), vec![1])
     }
 
-    /// Takes every frame of an EtherType.
+    /// Selects every frame of an EtherType.
     ///
     /// # Errors
-    /// A full table.
+    /// The table is full.
     pub fn ethertype(&mut self, kind: u16) -> Result<(), TableError> {
         self.put(Map::Ethertypes, u32::from(kind).to_ne_bytes().to_vec(), vec![1])
     }
@@ -160,7 +161,7 @@ impl Table {
         self.entries.iter().filter(move |((m, _), _)| *m == map).map(|((_, key), value)| (key, value))
     }
 
-    /// `enum redirect_settings`
+    /// The bits of `enum redirect_settings`.
     pub(super) fn settings(&self) -> u32 {
         let bit = |condition: bool, bit: u32| if condition { bit } else { 0 };
         let some = bit(self.everything, EVERYTHING)
@@ -174,13 +175,13 @@ impl Table {
         })
     }
 
-    /// Entries that another table does not have, or not so.
+    /// Entries that another table lacks, or has with another value.
     pub(super) fn missing_in(&self, other: &Table) -> Vec<(Map, Key, Value)> {
         let new = self.entries.iter().filter(|(key, value)| other.entries.get(key) != Some(value));
         new.map(|((map, key), value)| (*map, key.clone(), value.clone())).collect()
     }
 
-    /// Entries for which another table has no value.
+    /// Keys that another table lacks.
     pub(super) fn not_in(&self, other: &Table) -> Vec<(Map, Key)> {
         self.entries.keys().filter(|key| !other.entries.contains_key(key)).cloned().collect()
     }
@@ -194,7 +195,7 @@ impl Table {
     }
 }
 
-/// `struct taking`
+/// Parses `struct taking`.
 fn taking_of(value: &[u8]) -> (u16, u16) {
     match value {
         [a, b, c, d] => (u16::from_ne_bytes([*a, *b]), u16::from_ne_bytes([*c, *d])),
@@ -202,7 +203,7 @@ fn taking_of(value: &[u8]) -> (u16, u16) {
     }
 }
 
-/// An address as the maps have it, and its family's bit.
+/// An address in the form of the maps, and the bit of its family.
 fn octets(address: IpAddr) -> ([u8; 16], u32) {
     match address {
         IpAddr::V4(a) => {
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_say_where_to_look() {
+    fn settings_name_maps_with_entries() {
         let host = IpAddr::from([10, 0, 0, 1]);
         let address = Some(host);
         let of = |address, port, taking| {
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_endpoint_has_one_option() {
+    fn second_option_at_an_endpoint_is_refused() {
         let mut table = Table::default();
         table.endpoint(None, Some(80), Taking::All).unwrap();
         table.endpoint(None, Some(80), Taking::Option { exid: 7 }).unwrap();
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_bounded() {
+    fn full_table_refuses_entries() {
         let mut table = Table::default();
         for port in 0..MAX_ENDPOINTS as u16 {
             table.endpoint(None, Some(port), Taking::All).unwrap();

@@ -6,46 +6,47 @@ use super::Trods;
 use crate::Error;
 use crate::object::map;
 
-/// What the programs counted since they were loaded: segments, but for the first two.
+/// What the programs have counted since they were loaded. The unit is segments unless a field has
+/// another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Connections that got limits.
     pub opened: u64,
-    /// Connections for which there was no room.
+    /// Connections for which the maps had no room.
     pub full: u64,
-    /// Given to the TAP.
+    /// Segments that were given to the TAP.
     pub held: u64,
-    /// Acknowledgements not let through.
+    /// Withheld acknowledgements.
     pub acks: u64,
-    /// Data with a lowered acknowledgement.
+    /// Segments with data and a lowered acknowledgement.
     pub clamped: u64,
-    /// FINs not let through.
+    /// Withheld FINs.
     pub fins: u64,
-    /// RSTs not let through.
+    /// Withheld RSTs.
     pub resets: u64,
-    /// Muted by a lease.
+    /// Segments that were dropped because a lease had ended.
     pub muted: u64,
-    /// Of orphans, given to the process alone.
+    /// Segments of parked connections, which only the process got.
     pub parked: u64,
-    /// From clients, dropped since there was no room for their copy.
+    /// Segments of clients that were dropped because there was no room for their copy.
     pub lost: u64,
-    /// From clients, handed on to the holder.
+    /// Segments of clients that were handed on to the holder.
     pub handed_on: u64,
     /// Connections with a handshake that the programs answered.
     pub issued: u64,
-    /// Of these, connections with a response that timestamps name.
+    /// Connections among these with a response that timestamps name.
     pub named: u64,
-    /// Those that go on unprotected, by cause.
+    /// Connections among these whose response timestamps do not name, by cause.
     pub unnamed: Unnamed,
     /// Acknowledgements of requests that were made from the client's segments, where no other
     /// segment would carry them.
     pub reflected: u64,
-    /// From clients, outside of what the server's window accepts: they change nothing.
+    /// Segments of clients outside of the server's window, which change no state.
     pub outside: u64,
-    /// Connections with a handshake that the programs did not see, or with an evicted entry: they
-    /// are unprotected.
+    /// Connections whose handshake the programs did not see, or whose entry was evicted. They are
+    /// unprotected.
     pub handshake: u64,
-    /// Names of the field X-TRODS in requests of clients, which were changed.
+    /// Names of the field X-TRODS that were changed in requests of clients.
     pub inputs: u64,
 }
 
@@ -54,19 +55,19 @@ pub struct Counters {
 pub struct Unnamed {
     /// The client's SYN lacks timestamps, SACK or a window scale.
     pub options: u64,
-    /// The kernel still had one between the same ports.
+    /// The kernel still had a connection between the same ports.
     pub ports: u64,
-    /// No GET in one whole segment, or the server sends first.
+    /// The request is not a GET in one whole segment, or the server sends first.
     pub asking: u64,
-    /// With credentials, a cookie, for a part, or under a condition.
+    /// The request has credentials, a cookie, a range or a condition.
     pub fields: u64,
-    /// For nothing that is in the table.
+    /// The table does not have the requested object.
     pub unlisted: u64,
-    /// The head of the response is not the table's.
+    /// The head of the response is not that of the table.
     pub head: u64,
-    /// It asked once more.
+    /// The client sent a second request.
     pub second: u64,
-    /// There was no room.
+    /// The maps had no room.
     pub full: u64,
 }
 
@@ -74,7 +75,7 @@ impl Trods {
     /// The counters.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
         let mut sums = [0u64; 25];

@@ -20,7 +20,7 @@ pub(super) const LIMITS: usize = 28;
 const RECORDED: u32 = 1 << 0;
 const AWAITED: u32 = 1 << 1;
 const ADOPTED: u32 = 1 << 2;
-/// Of `enum happened`.
+/// Kinds of `enum happened`.
 pub(super) const HAPPENED_PIN: u32 = 1;
 pub(super) const HAPPENED_FREED: u32 = 3;
 pub(super) const HAPPENED_BLANKS: u32 = 5;
@@ -29,12 +29,12 @@ pub const MAX_FIELDS: usize = 16;
 /// Bytes of [`What::Unnamed`].
 const UNNAMED: usize = 16;
 
-/// The two ends of a connection as the maps have them (`struct flow_key`).
+/// Client and service of a connection, as the maps have them (`struct flow_key`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey([u8; KEY]);
 
 impl FlowKey {
-    /// Of a client's address and a service's, both of one family.
+    /// From the addresses of a client and a service, which are of one family.
     #[must_use]
     pub fn new(client: SocketAddr, service: SocketAddr) -> FlowKey {
         let mut key = [0; KEY];
@@ -51,13 +51,13 @@ impl FlowKey {
         self.end(0, 32)
     }
 
-    /// The service's.
+    /// The service's address and port.
     #[must_use]
     pub fn service(&self) -> SocketAddr {
         self.end(16, 34)
     }
 
-    /// As a map has it.
+    /// Parses a key of a map.
     pub(super) fn read(octets: &[u8]) -> Option<FlowKey> {
         octets.try_into().ok().map(FlowKey)
     }
@@ -75,7 +75,7 @@ impl FlowKey {
     }
 }
 
-/// As the programs have an address.
+/// An address in the form of the maps.
 fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
@@ -113,18 +113,19 @@ impl Pin {
     }
 }
 
-/// Limits of the segments that leave (`struct limits`); sequence numbers.
+/// Limits of the segments that leave (`struct limits`), as sequence numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// No acknowledgement beyond it.
+    /// Highest acknowledgement that may leave.
     pub ack: u32,
-    /// No data beyond it.
+    /// End of the data that may leave.
     pub data: u32,
-    /// The only place of a FIN.
+    /// The only sequence number at which a FIN may leave.
     pub fin_at: Option<u32>,
-    /// It may stand there even if the server's process died, which ended the connection.
+    /// Whether that FIN may leave even if the connection was closed because the server's process
+    /// died.
     pub closes: bool,
-    /// Where the server's data begin.
+    /// Sequence number of the server's first byte of data.
     pub first: u32,
     /// Highest acknowledgement of the client. The program writes it. A value written here may be
     /// older, and the client's next segment corrects it.
@@ -132,9 +133,10 @@ pub struct Limits {
     /// A record is stored. Timestamps of the programs then mark the connection as one that cannot
     /// be resumed by them.
     pub recorded: bool,
-    /// The kernel's socket is being made: the client's segments are dropped until then.
+    /// The kernel's socket is still being created: the client's segments are dropped until then.
     pub awaited: bool,
-    /// Another replica had it before: its client may acknowledge more than was sent here.
+    /// Another replica held the connection before, so its client may acknowledge more than was sent
+    /// here.
     pub adopted: bool,
 }
 
@@ -181,7 +183,7 @@ impl Limits {
     }
 }
 
-/// `struct blanks`; at most [`MAX_FIELDS`] of the fields.
+/// Encodes `struct blanks`, with at most [`MAX_FIELDS`] fields.
 pub(super) fn blanks(fields: &[(u32, u32)]) -> [u8; 4 + 8 * MAX_FIELDS] {
     let mut octets = [0; 4 + 8 * MAX_FIELDS];
     let fields = &fields[..fields.len().min(MAX_FIELDS)];
@@ -196,50 +198,51 @@ pub(super) fn blanks(fields: &[(u32, u32)]) -> [u8; 4 + 8 * MAX_FIELDS] {
 /// An event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
-    /// Which.
+    /// The connection.
     pub key: FlowKey,
-    /// Acknowledged by the segment that this is about.
+    /// Acknowledgement of the segment that caused the event.
     pub ack: u32,
-    /// What it is.
+    /// The kind of event, with its data.
     pub what: What<'a>,
 }
 
-/// What happened.
+/// Kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What<'a> {
-    /// The handshake is over, the connection has its first limits: nothing beyond the SYNs.
+    /// The handshake is complete. The first limits of the connection let nothing leave beyond the
+    /// SYNs.
     Opened {
-        /// The client's SYN: its TCP header.
+        /// TCP header of the client's SYN.
         syn: &'a [u8],
-        /// The server's.
+        /// TCP header of the server's SYN-ACK.
         syn_ack: &'a [u8],
     },
-    /// The client sent this, perhaps again; the server gets it too.
+    /// The client sent data, possibly for the second time. The server gets it, too.
     Request {
-        /// Where.
+        /// Sequence number of the data.
         seq: u32,
-        /// What; may be empty before a FIN.
+        /// The data; may be empty before a FIN.
         octets: &'a [u8],
-        /// A FIN stands behind it.
+        /// Whether a FIN follows the data.
         fin: bool,
     },
-    /// The client reset the connection, if its server believes the number.
+    /// The client reset the connection, if the server's TCP accepts the sequence number.
     Reset {
-        /// The segment's.
+        /// Sequence number of the RST.
         seq: u32,
     },
-    /// The client acknowledged the FIN that was let through.
+    /// The client acknowledged the FIN that left.
     Ended,
-    /// A FIN of the server's was not let through.
+    /// A FIN of the server was withheld.
     Fin {
-        /// Its place.
+        /// Sequence number of the FIN.
         seq: u32,
-        /// The connection was closed since its process died.
+        /// The connection was closed because its process died.
         of_dead: bool,
     },
-    /// A RST of the server's was not let through.
+    /// A RST of the server was withheld.
     Aborted {
-        /// The connection was closed since its process died.
+        /// The connection was closed because its process died.
         of_dead: bool,
     },
     /// A segment of an orphan, which the kernel did not get. Its checksum was right or partial. A
@@ -248,12 +251,13 @@ pub enum What<'a> {
         /// The IP packet.
         packet: &'a [u8],
     },
-    /// A request for a long response that is in the table was seen.
+    /// A client requested a long response that is in the table.
     Stamped {
-        /// What follows it.
+        /// Sequence number after the request.
         seq: u32,
     },
-    /// Timestamps of the programs cannot name what follows on this connection: from here on it is held to limits as any other.
+    /// Timestamps of the programs cannot name the connection's next response. From here on it has
+    /// limits like any other.
     Unnamed {
         /// The client's next sequence number.
         seq: u32,
@@ -261,22 +265,22 @@ pub enum What<'a> {
         end: u32,
         /// The server's initial sequence number.
         isn: u32,
-        /// What all timestamps have.
+        /// The bits that all timestamps of the connection share.
         base: u32,
-        /// Another replica had it before.
+        /// Another replica held the connection before.
         adopted: bool,
     },
-    /// Another connection begins between the same ends.
+    /// Another connection begins between the same ports.
     Replaced,
-    /// The kernel knows no such connection, and its RST was not let through.
+    /// The kernel does not know the connection, and its RST was withheld.
     Refused {
-        /// What the client acknowledged in the segment that the RST answers.
+        /// Acknowledgement of the segment that the RST answers.
         seq: u32,
     },
 }
 
 impl Event<'_> {
-    /// Reads one as the program wrote it; None of what it never writes.
+    /// Parses an event of the program; `None` if it is malformed.
     pub(super) fn parse(octets: &[u8]) -> Option<Event<'_>> {
         let (header, octets) = octets.split_at_checked(EVENT_HEADER)?;
         let (key, rest) = header.split_first_chunk::<KEY>()?;
@@ -311,7 +315,7 @@ impl Event<'_> {
     }
 }
 
-/// The header, as long as its data offset tells.
+/// A TCP header; its data offset has its length.
 fn header_of(octets: &[u8]) -> Option<&[u8]> {
     octets.get(..4 * usize::from(octets.get(12)? >> 4))
 }
@@ -321,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_say_both_ends() {
+    fn key_holds_client_and_service() {
         for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:65535", "[fd00:9::1]:1")]
         {
             let (client, service) = (client.parse().unwrap(), service.parse().unwrap());
@@ -331,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_as_they_were_written() {
+    fn limits_survive_encoding() {
         for (fin_at, closes) in [(None, false), (Some(0), false), (Some(u32::MAX), true)] {
             for n in 0..8 {
                 let [recorded, awaited, adopted] = [1, 2, 4].map(|flag| n & flag != 0);
@@ -352,7 +356,7 @@ mod tests {
         let request = What::Request { seq: 0, octets: &[0x50; 3], fin: true };
         assert_eq!(Event::parse(&whole), Some(Event { key, ack: 0, what: request }));
         for short in 0..whole.len() {
-            assert_eq!(Event::parse(&whole[..short]), None, "{short} octets");
+            assert_eq!(Event::parse(&whole[..short]), None, "{short} bytes");
         }
         for kind in [0, 12, 255] {
             assert_eq!(Event::parse(&event(0, kind, 0)), None);
@@ -361,7 +365,7 @@ mod tests {
         assert_eq!([15, 16].map(|n| Event::parse(&event(n, 9, n.into())).is_some()), [false, true]);
         // Both headers have a data offset of 20 bytes.
         for short in 0..80 {
-            assert_eq!(Event::parse(&event(short, 1, short.into())), None, "{short} octets of two headers");
+            assert_eq!(Event::parse(&event(short, 1, short.into())), None, "{short} bytes of two headers");
         }
     }
 }

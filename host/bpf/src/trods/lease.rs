@@ -9,15 +9,15 @@ use crate::object::missing;
 /// Bytes of `struct lease`.
 const LEASE: usize = 24;
 
-/// Until when something holds, nanoseconds of `CLOCK_MONOTONIC` (`struct lease`).
+/// Times until which a lease has effect, nanoseconds of `CLOCK_MONOTONIC` (`struct lease`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// Until then the replica may send on protected connections.
+    /// Until then, the replica may send on protected connections.
     pub until: u64,
-    /// Until then no RST is sent for unknown connections.
+    /// Until then, no RST is sent for unknown connections.
     pub settling: u64,
-    /// The ToR's Ethernet address. Segments from another source were handed on, so their source is
-    /// not the way to the client. 0: unknown.
+    /// Ethernet address of the ToR. A segment with another source was handed on, so an answer to
+    /// that source would not reach the client. 0: unknown.
     pub tor: [u8; 6],
 }
 
@@ -26,10 +26,10 @@ pub struct Lease {
 pub struct Leases(pub(super) MapHandle);
 
 impl Leases {
-    /// Sets one.
+    /// Sets the lease with this number.
     ///
     /// # Errors
-    /// A number that is not below [`MAX_LEASES`](super::MAX_LEASES).
+    /// The number is not below [`MAX_LEASES`](super::MAX_LEASES).
     pub fn set(&self, number: u32, lease: Lease) -> Result<(), Error> {
         let mut value = [0; LEASE];
         value[..8].copy_from_slice(&lease.until.to_ne_bytes());
@@ -38,10 +38,10 @@ impl Leases {
         update(&self.0, &number.to_ne_bytes(), &value, MapFlags::ANY)
     }
 
-    /// What it is.
+    /// The lease with this number.
     ///
     /// # Errors
-    /// A number that is not below [`MAX_LEASES`](super::MAX_LEASES).
+    /// The number is not below [`MAX_LEASES`](super::MAX_LEASES).
     pub fn get(&self, number: u32) -> Result<Lease, Error> {
         let mut value = [0; LEASE];
         let found = self.0.lookup_into(&number.to_ne_bytes(), &mut value, MapFlags::ANY);

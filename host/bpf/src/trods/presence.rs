@@ -2,8 +2,8 @@
 //! ([`crate::linger`]). A socket name that lives as long as the programs shows it, and the socket
 //! passes their state on. Without `CAP_SYS_ADMIN` the kernel does not list attached programs.
 //!
-//! The name is a path in a folder that only this user and root can write, so no other user can take it, and names the interface
-//! and its network namespace.
+//! The name is a path in a folder that only this user and root can write to, so no other user can
+//! take it. It contains the interface and its network namespace.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSliceMut};
@@ -22,33 +22,38 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-/// Where the names are unless the process has another folder.
+/// Folder of the names, unless the process sets another.
 pub(super) const FOLDER: &str = "/run/rivulet-programs";
-/// Names that an interface's programs may have: one for those that are there, others for as many processes as die within seconds.
+/// Names for one interface: one for the attached programs, the others for processes that died
+/// within the last seconds.
 const NAMES: u32 = 8;
-/// A dead process's child passes its state on at once; this is the longest wait on a slow machine.
+/// Longest wait for the state of a dead process, whose child passes it on at once unless the
+/// machine is overloaded.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The state of an interface.
+/// What the names show of an interface.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// A name for the programs, taken while the listener is open; none if all names are taken.
+    /// The listener whose name shows that this process's programs are attached; `None` if all names
+    /// are taken.
     pub own: Option<UnixListener>,
-    /// Others have one.
+    /// Whether another process's name was found.
     pub follows: bool,
-    /// The connections of those that died, as a map of theirs.
+    /// Maps with the connections of processes that died.
     pub former: Vec<OwnedFd>,
 }
 
-/// Of the interface of this index, in the namespace of the calling thread, by the names in this folder, which is made.
+/// Takes a name for the interface with this index, in the namespace of the calling thread. The
+/// folder is created.
 ///
 /// # Errors
-/// The system's, and that others can write there.
+/// An operating system error, or other users can write to the folder.
 pub(super) fn claim(folder: &Path, index: u32) -> io::Result<Claim> {
     let (folder, netns) = (open(folder)?, std::fs::metadata("/proc/thread-self/ns/net")?.ino());
     let (mut claim, until) = (Claim::default(), Instant::now() + PATIENCE);
     for n in 0..NAMES {
-        // However long the folder's own name is, and whatever is put in its place meanwhile.
+        // Through the descriptor, because the folder's own path may be too long for a socket name,
+        // or be replaced meanwhile.
         let path: PathBuf = format!("/proc/self/fd/{}/{netns}-{index}-{n}", folder.as_raw_fd()).into();
         match inherit(&path, until) {
             Ok(Former::Strangers) => {}
@@ -56,7 +61,7 @@ pub(super) fn claim(folder: &Path, index: u32) -> io::Result<Claim> {
                 claim.follows = true;
                 claim.former.extend(map);
             }
-            // No process has it any more, or none had it.
+            // The process that had the name is gone, or there was none.
             Err(e) if matches!(e.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {
                 if claim.own.is_none() {
                     claim.own = Some(take(&path)?);
@@ -88,14 +93,14 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(folder)
 }
 
-/// A name, of which only what a process left is there.
+/// Takes a name that no process has.
 fn take(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
         _ => {}
     }
     let socket = UnixListener::bind(path)?;
-    // So that the owner never waits in accept().
+    // So that accept() never blocks.
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
@@ -119,7 +124,7 @@ fn inherit(path: &Path, until: Instant) -> io::Result<Former> {
     receive(&from, until).map(Former::Own)
 }
 
-/// The descriptor that comes there until then.
+/// Receives a descriptor, until the given time.
 fn receive(from: &OwnedFd, until: Instant) -> io::Result<Option<OwnedFd>> {
     let left =
         Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
@@ -147,7 +152,7 @@ mod tests {
     use crate::linger::Linger;
     use crate::object::{load, map, object, open};
 
-    /// A user that has nothing.
+    /// A user without any privileges.
     const STRANGER: libc::uid_t = 65_534;
 
     /// Runs this as another user on a separate thread.
@@ -160,7 +165,8 @@ mod tests {
         std::thread::scope(|scope| scope.spawn(run).join().unwrap())
     }
 
-    /// What a process of this user finds there.
+    /// Claims the interface as this user; returns whether another process's name was found, and the
+    /// number of inherited maps.
     fn found_by(user: libc::uid_t, folder: &Path, index: u32) -> (bool, usize) {
         as_user(user, || claim(folder, index).map(|claim| (claim.follows, claim.former.len())).unwrap())
     }
@@ -184,7 +190,7 @@ mod tests {
         assert_eq!(found_by(0, folder.path(), index), (true, 0), "it lives");
         linger.killed();
         assert_eq!(found_by(0, folder.path(), index), (true, 1));
-        // Even where it could look there.
+        // The folder's permissions would let another user look there.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::set_permissions(name(folder.path(), index, 0), PermissionsExt::from_mode(0o777)).unwrap();
         let address = SocketAddrUnix::new(name(folder.path(), index, 0)).unwrap();
@@ -194,7 +200,7 @@ mod tests {
             connect(&from, &address).unwrap();
             receive(&from, Instant::now() + testing::PATIENCE)
         });
-        assert!(given.unwrap().is_none(), "a stranger is given something");
+        assert!(given.unwrap().is_none(), "another user received the state");
         assert_eq!(found_by(0, folder.path(), index), (true, 1));
     }
 
@@ -207,7 +213,7 @@ mod tests {
         let second = of();
         assert!(second.own.is_some() && second.follows && second.former.is_empty(), "it lives");
         drop(first);
-        // It has the first name now, and finds the owner of the second.
+        // The third process now takes the first name, and still finds the owner of the second.
         let third = of();
         assert!(third.own.is_some() && third.follows);
         drop(second);
@@ -233,9 +239,9 @@ mod tests {
         assert!(claimed.recv_timeout(testing::PATIENCE).unwrap(), "behind {}", asking.len());
     }
 
-    /// Whatever names another user takes, and whether anything is accepted there.
+    /// Whichever names another user takes, and whether or not it accepts connections.
     #[test]
-    fn another_users_names_are_no_process_that_died() {
+    fn names_of_other_users_are_ignored() {
         let (folder, index) = (tempfile::tempdir().unwrap(), 1);
         let taken: Vec<_> = as_user(STRANGER, || {
             let abstracts = (0..NAMES).map(|n| format!("rivulet-trods-{index}-{n}"));
@@ -253,7 +259,7 @@ mod tests {
                 })
                 .collect()
         });
-        // Nor can it take any where the names are.
+        // Another user cannot take a name in the folder.
         let refused = as_user(STRANGER, || UnixListener::bind(name(folder.path(), index, 0)).map(drop));
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
         let claim = claim(folder.path(), index).unwrap();
@@ -261,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_can_write_is_refused() {
+    fn folder_writable_by_others_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("programs");
         assert!(claim(&path, 1).unwrap().own.is_some(), "it is made");

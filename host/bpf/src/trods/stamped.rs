@@ -12,20 +12,20 @@ use super::layout::{self, FlowKey, LIMITS, Limits};
 use crate::Error;
 use crate::object::map;
 
-/// Services that make ISNs.
+/// Most services that issue handshakes.
 pub const MAX_ISSUERS: u32 = 16;
-/// Most bytes of a known head.
+/// Most bytes of the head of a table's response.
 pub const HEAD_MAX: usize = 1024;
-/// Bytes of a date, which may differ in equal heads.
+/// Bytes of a date, which is not compared between heads.
 pub const DATE: usize = 29;
-/// Heads that a target may have.
+/// Most heads of one target.
 pub const HEADS: usize = 2;
 /// Bytes of `struct stamped`, and the offset of its limits.
 const STAMPED: usize = HEAD + LIMITS + 4 * 32 + 4;
 const HEAD: usize = 56;
 const CLIENT_FIN: u8 = 1 << 0;
 const ADOPTED: u8 = 1 << 2;
-/// First bit of the number of adoptions, above the flags.
+/// First bit of the number of adoptions, in the field whose lower bits are flags.
 const GENERATION: u8 = 3;
 const GENERATIONS: u8 = 1 << (8 - GENERATION);
 
@@ -35,7 +35,7 @@ const GENERATIONS: u8 = 1 << (8 - GENERATION);
 pub struct Generation(u8);
 
 impl Generation {
-    /// That number.
+    /// The number modulo 32.
     #[must_use]
     pub fn new(number: u8) -> Generation {
         Generation(number % GENERATIONS)
@@ -47,13 +47,13 @@ impl Generation {
         Generation::new(self.0 + 1)
     }
 
-    /// Whether it was adopted since.
+    /// Whether this number stands for a later adoption than the other.
     #[must_use]
     pub fn is_after(self, other: Generation) -> bool {
         (1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))
     }
 
-    /// As a number below 32.
+    /// From the lowest five bits.
     #[must_use]
     pub fn number(self) -> u8 {
         self.0
@@ -65,13 +65,13 @@ impl Generation {
 pub struct Issuer {
     /// The key of the epoch.
     pub key: [u32; 2],
-    /// The epoch's lowest bit.
+    /// Lowest bit of the epoch's number.
     pub odd: bool,
-    /// Which targets count.
+    /// Number of the table that the service uses.
     pub table: u32,
     /// Until when segments of unknown connections go to the process, nanoseconds of `CLOCK_MONOTONIC`.
     pub hunting: u64,
-    /// The longest segment that is taken, IPv4 and IPv6.
+    /// MSS that we announce, over IPv4 and IPv6.
     pub mss: [u16; 2],
 }
 
@@ -89,22 +89,22 @@ impl Issuer {
     }
 }
 
-/// A response that its head identifies (`struct head`).
+/// A response that the programs recognise by its head (`struct head`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownHead {
     /// Sum of the head's bytes without the date ([`sum_words`]).
     pub sum: u64,
     /// Bytes of the head.
     pub length: u32,
-    /// Where its date is; 0: it has none.
+    /// Offset of the date; 0: the head has none.
     pub date: u32,
     /// Bytes of head and body.
     pub total: u32,
-    /// What timestamps call it.
+    /// Number of the object in timestamps.
     pub object: u32,
 }
 
-/// The sum of a head with its date, if any, at this offset.
+/// The sum of a head. `date`: the offset of its date, if any.
 #[must_use]
 pub fn head_sum(head: &[u8], date: usize) -> u64 {
     let mut octets = head.to_vec();
@@ -121,7 +121,8 @@ pub fn head_sum(head: &[u8], date: usize) -> u64 {
     sum
 }
 
-/// What the programs know a target of a host by: FNV-1a over the target, a space, and the value of `Host` in lower case.
+/// The hash by which the programs look up a target: FNV-1a over the target, a space, and the value
+/// of `Host` in lower case.
 #[must_use]
 pub fn target_hash(host: &[u8], target: &[u8]) -> u64 {
     let host = host.to_ascii_lowercase();
@@ -131,7 +132,7 @@ pub fn target_hash(host: &[u8], target: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, octet| (hash ^ u64::from(*octet)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// How far a connection is (`enum stamped_phase`).
+/// Progress of a connection (`enum stamped_phase`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// No request yet.
@@ -140,11 +141,11 @@ pub enum Phase {
     Asked,
     /// The response began, and timestamps name it.
     Named,
-    /// The client has echoed one of these.
+    /// The client has echoed such a timestamp.
     Echoed,
     /// No replica can resume it.
     Free,
-    /// The process records it: timestamps are made, and name nothing once a record is stored.
+    /// The process records the connection. Its timestamps name no object once a record is stored.
     Recorded,
 }
 
@@ -153,30 +154,31 @@ pub enum Phase {
 pub struct Stamped {
     /// Time of the client's last segment, nanoseconds of `CLOCK_MONOTONIC`.
     pub heard: u64,
-    /// One less than the number of the response's first byte.
+    /// One less than the sequence number of the response's first byte.
     pub isn: u32,
-    /// Behind what the client was, or may be, acknowledged.
+    /// End of the client's data that was, or may be, acknowledged.
     pub client_next: u32,
-    /// What all its values have.
+    /// The bits that all timestamps of the connection share.
     pub base: u32,
     /// The object that the timestamps name. Before [`Phase::Named`]: the only object that they may
     /// name, because the client holds bytes of it behind a hole, or 0.
     pub object: u32,
     /// Bytes of the response.
     pub total: u32,
-    /// How far it is.
+    /// Progress of the connection.
     pub phase: Phase,
-    /// The client ended its half.
+    /// Whether the client has sent its FIN.
     pub client_fin: bool,
-    /// Another replica had it before.
+    /// Another replica held the connection before.
     pub adopted: bool,
     /// Number of adoptions.
     pub generation: Generation,
-    /// The index of its values, and the newest that came back.
+    /// Index of the timestamps that are being sent.
     pub index: u8,
-    /// The newest that came back.
+    /// Newest index that the client echoed.
     pub echo: u8,
-    /// What it is held to before [`Phase::Free`]; of one that is recorded [`Trods::limits`](super::Trods::limits) has them.
+    /// Limits of the connection before [`Phase::Free`]. For a recorded connection
+    /// [`Trods::limits`](super::Trods::limits) has them.
     pub limits: Limits,
 }
 
@@ -244,18 +246,18 @@ impl Stamps {
         &self.stamped
     }
 
-    /// Sets the issuer of a number from 1 on.
+    /// Sets the issuer with this number, from 1 on.
     ///
     /// # Errors
-    /// A number above [`MAX_ISSUERS`].
+    /// The number is above [`MAX_ISSUERS`].
     pub fn set_issuer(&self, number: u32, issuer: &Issuer) -> Result<(), Error> {
         update(&self.issuers, &number.to_ne_bytes(), &issuer.encode(), MapFlags::ANY)
     }
 
-    /// What answers a request for this target with this `Host` begins so.
+    /// Adds the head of the response to a request for this target with this `Host`.
     ///
     /// # Errors
-    /// No room.
+    /// The map has no room.
     pub fn add(
         &self,
         table: u32,
@@ -274,10 +276,10 @@ impl Stamps {
         update(&self.heads, &head_key(table, host, target), &value, MapFlags::ANY)
     }
 
-    /// A target of a host counts no more.
+    /// Removes the heads of a target of a host.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn remove(&self, table: u32, host: &[u8], target: &[u8]) -> Result<(), Error> {
         delete(&self.heads, &head_key(table, host, target))
     }
@@ -285,25 +287,26 @@ impl Stamps {
     /// The state of a connection.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn get(&self, key: &FlowKey) -> Result<Option<Stamped>, Error> {
         let mut octets = [0; STAMPED];
         let found = self.stamped.lookup_into(key.octets(), &mut octets, MapFlags::ANY);
         Ok(found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.then(|| Stamped::decode(&octets)))
     }
 
-    /// The same of a connection that goes on by its timestamps, if by anything: of one that is recorded the process knows more.
+    /// Like [`get`](Stamps::get), but `None` for a recorded connection, whose state the process
+    /// has.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn named(&self, key: &FlowKey) -> Result<Option<Stamped>, Error> {
         Ok(self.get(key)?.filter(|stamped| stamped.phase != Phase::Recorded))
     }
 
-    /// Has the programs make a connection's timestamps.
+    /// Adds a connection; the programs write its timestamps from now on.
     ///
     /// # Errors
-    /// No room.
+    /// The map has no room.
     pub fn put(&self, key: &FlowKey, stamped: &Stamped) -> Result<(), Error> {
         update(&self.stamped, key.octets(), &stamped.encode(), MapFlags::ANY)
     }
@@ -317,15 +320,15 @@ impl Stamps {
         }
     }
 
-    /// They make none any more.
+    /// Removes a connection; the programs no longer write its timestamps.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn forget(&self, key: &FlowKey) -> Result<(), Error> {
         delete(&self.stamped, key.octets())
     }
 
-    /// All connections, as they are while they are read.
+    /// Calls `take` for each connection. They may change during the iteration.
     pub fn each(&self, mut take: impl FnMut(FlowKey, Stamped)) {
         for key in self.stamped.keys() {
             let Some(key) = FlowKey::read(&key) else { continue };
@@ -336,7 +339,7 @@ impl Stamps {
     }
 }
 
-/// All connections of a map of another process's, if it is one as these programs have.
+/// All connections of another process's map; empty unless the map has the layout of these programs.
 pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
     let mut all = Vec::new();
     let Ok(MapInfo { info, .. }) = MapInfo::new(map) else { return all };
@@ -348,12 +351,12 @@ pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
     // After a key that was deleted meanwhile the iteration restarts.
     for _ in 0..info.max_entries {
         let last = before.as_ref().map_or(std::ptr::null(), |key: &[u8; layout::KEY]| key.as_ptr());
-        // SAFETY: keys and values have the sizes of the map's; no key asks for the first one.
+        // SAFETY: keys and values have the sizes of the map's; a null key selects the first one.
         let found = unsafe { bpf_map_get_next_key(map, last.cast(), key.as_mut_ptr().cast()) };
         if found != 0 {
             break;
         }
-        // SAFETY: as above. One that is gone by now is none.
+        // SAFETY: as above. An entry that was deleted meanwhile is skipped.
         if unsafe { bpf_map_lookup_elem(map, key.as_ptr().cast(), value.as_mut_ptr().cast()) } == 0 {
             all.extend(FlowKey::read(&key).map(|key| (key, Stamped::decode(&value))));
         }
@@ -369,7 +372,7 @@ fn head_key(table: u32, host: &[u8], target: &[u8]) -> [u8; 16] {
     key
 }
 
-/// `struct service`
+/// Encodes `struct service`.
 pub(super) fn service_value(lease: u32, issuer: u16, records: bool) -> [u8; 8] {
     let mut value = [0; 8];
     value[..4].copy_from_slice(&lease.to_ne_bytes());
@@ -378,22 +381,23 @@ pub(super) fn service_value(lease: u32, issuer: u16, records: bool) -> [u8; 8] {
     value
 }
 
-/// Whether the kernel takes connections over from handshakes that a program makes.
+/// Checks that the kernel takes over connections from handshakes that a program made.
 ///
 /// # Errors
-/// It does not: Linux 6.8, with its types and SYN cookies.
+/// It does not: this needs Linux 6.8 with BTF and SYN cookies.
 pub fn can_issue() -> Result<(), Error> {
     Ok(crate::kernel::require(crate::kernel::Feature::Handshakes)?)
 }
 
 impl super::Trods {
-    /// Protects the connections of this address from now on, under this lease, with handshakes and timestamps of this issuer;
-    /// `records`: what timestamps cannot name is held to limits.
+    /// Protects the connections of this address from now on, under the lease with this number, with
+    /// handshakes and timestamps of this issuer. `records`: connections whose responses timestamps
+    /// cannot name get limits and are recorded.
     ///
     /// # Errors
-    /// More than [`MAX_SERVICES`](super::MAX_SERVICES).
+    /// There are already [`MAX_SERVICES`](super::MAX_SERVICES).
     pub fn issue(&self, service: SocketAddr, lease: u32, issuer: u32, records: bool) -> Result<(), Error> {
-        // There are no more than MAX_ISSUERS.
+        // Fits, because numbers are at most MAX_ISSUERS.
         let value = service_value(lease, issuer as u16, records);
         update(&self.services, &layout::service_key(service), &value, MapFlags::ANY)
     }

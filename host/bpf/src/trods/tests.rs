@@ -1,4 +1,4 @@
-//! One segment at a time through both programs, by `BPF_PROG_TEST_RUN`.
+//! Tests that run single segments through both programs by `BPF_PROG_TEST_RUN`.
 
 mod beyond;
 mod inputs;
@@ -19,15 +19,15 @@ const ACK: u8 = 0x10;
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
-/// What leaves for an interface that is not there.
+/// Verdict on a segment that is redirected to an interface that does not exist, and so vanishes.
 const SWALLOWED: i32 = REDIRECT;
 /// Bytes of `struct __sk_buff`, and the offset of `gso_segs`.
 const SKB: usize = 192;
 const GSO_SEGS: usize = 164;
-/// Of `enum happened`.
+/// A value of `enum happened`.
 const HAPPENED_DEATH: u32 = 0;
 
-/// Chosen so that sequence numbers wrap within the first bytes.
+/// The client's ISN, so high that sequence numbers wrap within the first bytes.
 const CLIENT_ISN: u32 = u32::MAX - 2;
 const SERVER_ISN: u32 = u32::MAX - 1;
 const CLIENT: u32 = CLIENT_ISN.wrapping_add(1);
@@ -35,7 +35,7 @@ const SERVER: u32 = SERVER_ISN.wrapping_add(1);
 /// MSS 1460, SACK, timestamps 7 and 0, scale 7.
 const OPTIONS: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 7, 0, 0, 0, 0, 1, 3, 3, 7];
 
-/// A segment to be made into a frame.
+/// A TCP segment, from which a frame is made.
 #[derive(Clone)]
 struct Segment {
     from: SocketAddr,
@@ -89,7 +89,7 @@ fn pseudo(from: IpAddr, to: IpAddr, length: usize) -> Vec<u8> {
     [&octets(from)[..], &octets(to), &(length as u32).to_be_bytes(), &[0, 0, 0, 6]].concat()
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 fn sum(octets: &[u8]) -> u16 {
     let words = octets.chunks(2).map(|c| u32::from(c[0]) << 8 | u32::from(*c.get(1).unwrap_or(&0)));
     let sum = words.fold(0u64, |sum, word| sum + u64::from(word));
@@ -143,7 +143,7 @@ impl Rig {
         self.run_cut(program, frame, 0)
     }
 
-    /// One that is cut into so many segments as it leaves.
+    /// Runs a frame that the kernel would cut into this many segments as it leaves.
     fn run_cut(&self, program: &'static str, frame: &[u8], segments: u32) -> (i32, Vec<u8>) {
         let program = self.trods.object.progs_mut().find(|p| p.name() == program).unwrap();
         let mut out = vec![0; frame.len() + 256];
@@ -155,7 +155,7 @@ impl Rig {
             data_out: Some(&mut out),
             ..Input::default()
         };
-        let output = program.test_run(input).unwrap_or_else(|e| panic!("{} octets: {e}", frame.len()));
+        let output = program.test_run(input).unwrap_or_else(|e| panic!("{} bytes: {e}", frame.len()));
         (output.return_value as i32, output.data.unwrap().to_vec())
     }
 
@@ -165,17 +165,17 @@ impl Rig {
         update(&dead, &0u32.to_ne_bytes(), &u32::from(is).to_ne_bytes(), MapFlags::ANY).unwrap();
     }
 
-    /// Of the client, `seq` and `ack` behind the SYNs.
+    /// Sends a segment of the client; `seq` and `ack` count from the ends of the SYNs.
     fn up(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> i32 {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
         let (from, to, options, data) = (self.client, self.service, vec![], data.into());
         let frame = Segment { from, to, seq, ack, flags, options, data }.frame();
         let (verdict, out) = self.run("trods_ingress", &frame);
-        assert_eq!(out, frame, "what comes in is not changed");
+        assert_eq!(out, frame, "the program must not change a client's segment");
         verdict
     }
 
-    /// Of the server; the segment that goes on.
+    /// Sends a segment of the server; returns the verdict and the segment that leaves.
     fn down(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> (i32, Segment) {
         let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
         let (from, to, options) = (self.service, self.client, vec![]);
@@ -194,7 +194,7 @@ impl Rig {
         (verdict, changed)
     }
 
-    /// Moves the RSTs that did not leave so many seconds back.
+    /// Moves the times of withheld RSTs this many seconds back.
     fn refused_before(&self, seconds: u64) {
         let refused = map(&self.trods.object, "refused").unwrap();
         let Some(bytes) = refused.lookup(self.key().octets(), MapFlags::ANY).unwrap() else { return };
@@ -205,7 +205,7 @@ impl Rig {
         update(&refused, self.key().octets(), &moved.concat(), MapFlags::ANY).unwrap();
     }
 
-    /// Both SYNs and the segment that ends the handshake.
+    /// Runs a whole handshake: both SYNs and the client's acknowledgement.
     fn open(&mut self) {
         assert_eq!(self.syn(), NEXT);
         assert_eq!(self.syn_ack(SERVER_ISN), NEXT);
@@ -229,7 +229,7 @@ impl Rig {
         FlowKey::new(self.client, self.service)
     }
 
-    /// Sets limits, in bytes after the SYNs.
+    /// Sets the connection's limits, in bytes after the SYNs.
     fn limit(&self, ack: u32, data: u32, fin_at: Option<u32>) {
         self.limit_closing(ack, data, fin_at, false);
     }
@@ -284,12 +284,12 @@ fn completed_handshake_opens_connection_and_copies_client_data() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN)), (NEXT, NEXT));
-        // A segment that does not end the handshake opens nothing.
+        // Only a segment that completes the handshake opens the connection.
         for (seq, ack) in [(1, 0), (0, 1), (u32::MAX, 0)] {
             assert_eq!(rig.up(ACK, seq, ack, b"GET"), NEXT);
         }
         assert_eq!((rig.events(), rig.counters().opened), (vec![], 0));
-        assert_eq!(rig.syn(), NEXT, "the same SYN again");
+        assert_eq!(rig.syn(), NEXT, "the client retransmits its SYN");
         assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
         let told = rig.events();
         let [Seen::Opened(syn, syn_ack), Seen::Request(0, octets, false)] = &told[..] else {
@@ -329,13 +329,13 @@ fn completed_handshake_opens_connection_and_copies_client_data() {
         assert_eq!((acked(&rig), rig.counters().opened), (SERVER.wrapping_add(9), 1));
         for ack in [8, 10, 1 << 30] {
             assert_eq!(rig.up(ACK, 3, ack, &[]), NEXT);
-            assert_eq!(acked(&rig), SERVER.wrapping_add(9), "old, or of what was never sent");
+            assert_eq!(acked(&rig), SERVER.wrapping_add(9), "older, or of data that was never sent");
         }
     }
 }
 
 #[test]
-fn a_damaged_segment_is_the_kernels_to_drop() {
+fn damaged_segment_is_left_to_the_kernel() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         rig.open();
@@ -380,10 +380,10 @@ fn a_damaged_segment_is_the_kernels_to_drop() {
 }
 
 #[test]
-fn data_beyond_the_limit_does_not_leave() {
+fn data_beyond_limit_goes_to_tap() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED, "nowhere to hold it");
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED, "there is no TAP");
     rig.trods.set_tap(1).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, REDIRECT);
     rig.limit(0, 4, None);
@@ -398,7 +398,7 @@ fn data_beyond_the_limit_does_not_leave() {
 }
 
 #[test]
-fn no_acknowledgement_leaves_beyond_the_limit() {
+fn acknowledgement_beyond_limit_is_lowered_or_withheld() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(10, 100, None);
@@ -412,12 +412,12 @@ fn no_acknowledgement_leaves_beyond_the_limit() {
     assert_eq!((verdict, sent.ack), (NEXT, 9), "an old one");
     let last = rig.trods.take_withheld(&rig.key()).unwrap().unwrap();
     assert_eq!(last[last.len() - 12..][..4], CLIENT.wrapping_add(12).to_be_bytes());
-    assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "it was taken");
+    assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "the first call has removed it");
     assert_eq!((rig.counters().acks, rig.counters().clamped), (2, 1));
 }
 
 #[test]
-fn a_fin_leaves_at_its_place_alone() {
+fn fin_leaves_only_at_allowed_number() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(0, 4, None);
@@ -425,7 +425,7 @@ fn a_fin_leaves_at_its_place_alone() {
     assert_eq!(rig.events(), [Seen::Fin(4, false)]);
     assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
     let (verdict, sent) = rig.down(FIN | ACK, 0, 5, b"HTTP");
-    assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leave without it");
+    assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leaves without the FIN");
     assert_eq!(rig.events(), [Seen::Fin(4, false)]);
     rig.limit(0, 4, Some(4));
     assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, SWALLOWED);
@@ -433,7 +433,7 @@ fn a_fin_leaves_at_its_place_alone() {
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, FIN | ACK, 0));
     assert_eq!(rig.down(FIN | ACK, 0, 0, b"HTTP").1.flags, FIN | ACK);
     assert_eq!(rig.events(), [Seen::Fin(3, false)]);
-    // Acknowledged: no earlier and no later number.
+    // The FIN counts as acknowledged by its own number only.
     for (ack, told) in [(4, vec![]), (6, vec![]), (5, vec![Seen::Ended])] {
         assert_eq!(rig.up(ACK, 0, ack, &[]), NEXT);
         assert_eq!(rig.events(), told, "{ack}");
@@ -462,7 +462,7 @@ fn fin_of_dying_process_leaves_only_at_announced_end() {
     rig.open();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.events(), [Seen::Aborted(false)]);
-    // It does not inherit the death, also where the former connection was not removed.
+    // It does not inherit the death, even if the entries of the former connection were not removed.
     dies(&rig);
     assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
     assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
@@ -471,8 +471,8 @@ fn fin_of_dying_process_leaves_only_at_announced_end() {
     assert_eq!(rig.events(), [Seen::Aborted(false)]);
 }
 
-/// Three children: one exits with a connection, one closes it before, and one exits with the
-/// client's end, so that the kernel handles the client's FIN in its context.
+/// Runs three processes: one exits with an open connection, one closes it first, and one exits with
+/// the client's end, so that the kernel handles the client's FIN while the process exits.
 #[test]
 fn close_by_dying_process_is_distinguished() {
     let Some(mut rig) = Rig::v4() else { return };
@@ -480,7 +480,7 @@ fn close_by_dying_process_is_distinguished() {
     rig.trods.see_deaths(inode as u32).unwrap_or_else(|e| panic!("{e}"));
     let dying = map(&rig.trods.object, "dying").unwrap();
     let (closes, dies) = ("read x <&3; exec 3>&-", "read x <&3; kill -9 $$");
-    // With words that were not read the connection is closed at once.
+    // A connection with unread data is closed at once by a RST.
     let (read, unread) = (b"go\n".as_slice(), b"go\nand".as_slice());
     let ways: [fn(&Trods, &FlowKey); 3] = [
         |trods, key| trods.insert(key, &Limits::default()).unwrap(),
@@ -509,13 +509,13 @@ fn close_by_dying_process_is_distinguished() {
         let mut child = shell.spawn().unwrap();
         drop(shell);
         std::io::Write::write_all(&mut ours, words).unwrap();
-        // The end of the connection comes behind what ends it.
+        // Waits for the end of the connection, which arrives after the event.
         assert_eq!(std::io::Read::read(&mut ours, &mut [0; 8]).unwrap_or(0), 0);
         child.wait().unwrap();
         let found = dying.lookup(key.octets(), MapFlags::ANY).unwrap();
         assert_eq!(found.is_some(), died, "{way}, {script}, {words:?}, of the server: {of_server}");
     }
-    // What a listener's process had not accepted when it died.
+    // A connection that the dead process's listener had not accepted.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let service = listener.local_addr().unwrap();
     let mut client = std::net::TcpStream::connect(service).unwrap();
@@ -533,7 +533,7 @@ fn close_by_dying_process_is_distinguished() {
 /// `CLOCK_MONOTONIC`, as programs read it, in nanoseconds.
 fn clock() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is there.
+    // SAFETY: the structure is a local.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
@@ -556,13 +556,13 @@ fn nothing_leaves_after_lease_ends() {
         }
     }
     rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
-    // One that was over a moment ago may hold again before TCP would send the same again.
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "the service has another lease");
+    // A lease that ended a moment ago may be extended before TCP would retransmit.
     rig.trods.leases().unwrap().set(3, Lease { until: clock(), settling: 0, ..Lease::default() }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED);
     assert_eq!((rig.counters().muted, rig.events()), (10, vec![]));
     rig.trods.leases().unwrap().set(3, Lease { until: 1, settling: 0, ..Lease::default() }).unwrap();
-    // Unknown connections are mute as well: another replica may have adopted them.
+    // Segments of unknown connections are withheld as well: another replica may have adopted these.
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
@@ -573,14 +573,14 @@ fn nothing_leaves_after_lease_ends() {
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT);
 }
 
-/// A handshake that completes here would be stored nowhere.
+/// The record of a connection that begins here would be stored by no process.
 #[test]
-fn nothing_begins_under_a_process_that_died() {
+fn dead_process_gets_no_new_connections() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(10, 10, None);
     rig.set_dead(true);
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "what others can go on with goes on");
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "segments that other replicas can resume leave");
     assert_eq!(rig.syn_ack(SERVER_ISN.wrapping_add(50)), SWALLOWED);
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.syn_ack(SERVER_ISN), SWALLOWED);
@@ -588,7 +588,7 @@ fn nothing_begins_under_a_process_that_died() {
 }
 
 #[test]
-fn another_connection_between_the_same_ports_is_another() {
+fn new_connection_between_same_ports_replaces_former() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(10, 100, None);
@@ -601,13 +601,14 @@ fn another_connection_between_the_same_ports_is_another() {
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     assert_eq!((limits.data, limits.first), (SERVER.wrapping_add(50), SERVER.wrapping_add(50)));
     let limits = Limits { ack: 0, ..limits };
-    assert!(rig.trods.insert(&rig.key(), &limits).is_err(), "it has limits");
+    assert!(rig.trods.insert(&rig.key(), &limits).is_err(), "the connection has limits already");
     rig.trods.free(&rig.key()).unwrap();
     assert!(!rig.trods.set_limits(&rig.key(), &limits).unwrap(), "it has none");
     rig.trods.insert(&rig.key(), &limits).unwrap();
 }
 
-/// By the client, and by a replica that adopts what it had before.
+/// A new handshake of the client removes it, and so does a replica that adopts a connection which
+/// this one had before.
 #[test]
 fn withheld_segment_is_removed_with_its_connection() {
     let Some(mut rig) = Rig::v4() else { return };
@@ -626,7 +627,7 @@ fn withheld_segment_is_removed_with_its_connection() {
         assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "{adopts}");
         rig.trods.free(&rig.key()).unwrap();
     }
-    // Limits that are set are kept.
+    // A later handshake segment does not overwrite limits that the process has set.
     rig.open();
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
@@ -635,7 +636,7 @@ fn withheld_segment_is_removed_with_its_connection() {
 }
 
 #[test]
-fn a_syn_with_data_opens_nothing() {
+fn syn_with_data_opens_no_connection() {
     let Some(mut rig) = Rig::v4() else { return };
     let (from, to) = (rig.client, rig.service);
     let syn =
@@ -653,7 +654,7 @@ fn segment_without_room_for_event_is_dropped() {
     for octets in [EVENT_OCTETS, 130, 1] {
         while rig.up(ACK, passed % 32 * 2048, 0, &vec![1; octets]) == NEXT {
             passed += 1;
-            assert!(passed < 4096, "more than the ring has room for");
+            assert!(passed < 4096, "the ring is not full yet");
         }
     }
     assert_eq!(rig.counters().lost, 3);
@@ -671,7 +672,7 @@ fn segment_without_room_for_event_is_dropped() {
 }
 
 #[test]
-fn foreign_segments_pass() {
+fn segments_of_other_services_pass() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         rig.open();
@@ -688,7 +689,7 @@ fn foreign_segments_pass() {
         assert_eq!(rig.run("trods_egress", &frame).0, SWALLOWED);
         let port = SocketAddr::new(rig.service.ip(), 81);
         let mut others = vec![Segment { from: port, ..segment.clone() }.frame()];
-        // No truncated frame, and none with wrong lengths in its headers.
+        // Truncated frames, and frames with wrong lengths in their headers.
         let tcp = frame.len() - 44;
         others.extend((tcp..frame.len()).map(|length| frame[..length].to_vec()));
         for (at, octet) in
@@ -706,7 +707,7 @@ fn foreign_segments_pass() {
         for other in others {
             assert_eq!(rig.run("trods_egress", &other), (NEXT, other.clone()), "{other:02x?}");
         }
-        // Short frames come padded.
+        // Ethernet pads short frames.
         let mut padded = Segment { data: vec![], options: vec![], ..segment }.frame();
         padded.resize(padded.len() + 6, 0);
         assert_eq!(rig.run("trods_egress", &padded).0, NEXT, "no data");
@@ -716,15 +717,15 @@ fn foreign_segments_pass() {
     }
 }
 
-/// What the kernel would not take counts for nothing: neither bytes, nor ends, nor acknowledgements.
+/// Segments that the kernel would not accept cause no event of data, FIN, RST or acknowledgement.
 #[test]
-fn segments_outside_of_the_window_change_nothing() {
+fn segments_outside_window_change_no_state() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(100, 5000, Some(5000));
     let near = 1 << 16;
     let acked = |rig: &Rig| rig.trods.limits(&rig.key()).unwrap().unwrap().acked.wrapping_sub(SERVER);
-    // Too far ahead or behind by its number, or by what it acknowledges.
+    // The sequence number or the acknowledgement is too far ahead or behind.
     for (seq, ack) in [
         (100 + near, 10),
         (0u32.wrapping_sub(near - 99), 10),
@@ -735,7 +736,7 @@ fn segments_outside_of_the_window_change_nothing() {
     ] {
         let before = rig.counters().outside;
         for flags in [ACK, ACK | FIN] {
-            assert_eq!(rig.up(flags, seq, ack, b"x"), NEXT, "the kernel answers it as it is");
+            assert_eq!(rig.up(flags, seq, ack, b"x"), NEXT, "the kernel gets the segment unchanged");
         }
         assert_eq!(rig.up(ACK, seq, ack, b""), NEXT);
         assert_eq!((rig.events(), acked(&rig)), (vec![], 0), "{seq} {ack}");
@@ -743,7 +744,7 @@ fn segments_outside_of_the_window_change_nothing() {
     }
     assert_eq!(rig.up(RST, 100 + near, 0, b""), NEXT);
     assert_eq!(rig.up(ACK, 100 + near, 5001, b""), NEXT);
-    assert_eq!(rig.events(), [], "neither a reset nor the end");
+    assert_eq!(rig.events(), [], "there is neither a reset nor an end");
     for (seq, ack) in [(100 + near - 1, 10), (100u32.wrapping_sub(near), 20), (100, 5001)] {
         assert_eq!(rig.up(ACK, seq, ack, b"x"), NEXT);
         let told = rig.events();

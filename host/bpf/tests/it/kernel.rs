@@ -1,5 +1,5 @@
-//! Kernel TCP with the Congestion Manager, on veth pairs in separate namespaces, under a different
-//! name for each test.
+//! Kernel TCP with the Congestion Manager, on veth pairs between network namespaces. Each test
+//! registers another name.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
 const MSS: u64 = 1448;
 
-/// Two hosts: what the server sends goes through its macroflows.
+/// A client and a server; the server's connections use the Congestion Manager.
 struct Hosts {
     server: Netns,
     client: Netns,
@@ -35,13 +35,13 @@ fn hosts() -> Option<Hosts> {
     Some(Hosts { server, client })
 }
 
-/// Runs in a namespace.
+/// Runs a closure in a network namespace, on a separate thread.
 fn within<T: Send>(ns: &Netns, f: impl FnOnce() -> T + Send) -> T {
     let path = format!("/run/netns/{}", ns.name());
     thread::scope(|s| {
         let run = s.spawn(move || {
             let file = fs::File::open(path).expect("the namespace");
-            // SAFETY: of this thread alone.
+            // SAFETY: changes the namespace of this thread only.
             assert_eq!(unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) }, 0);
             f()
         });
@@ -86,7 +86,7 @@ fn window(socket: &impl AsRawFd) -> u64 {
 }
 
 impl Hosts {
-    /// Connections from the client; the server's ends have the congestion control.
+    /// Opens connections from the client; the server's ends use the congestion control `name`.
     fn connect(&self, name: &str, count: usize) -> Vec<(TcpStream, TcpStream)> {
         let listener = within(&self.server, || TcpListener::bind((SERVER, 0)).unwrap());
         choose(&listener, name);
@@ -99,7 +99,7 @@ impl Hosts {
             .collect()
     }
 
-    /// Sends bytes and sees that they arrive as they were.
+    /// Sends bytes and compares them with those that arrive.
     fn transfer(pair: &mut (TcpStream, TcpStream), bytes: usize) {
         let (server, client) = pair;
         let data: Vec<u8> = (0..bytes).map(|n| (n % 251) as u8).collect();
@@ -116,7 +116,7 @@ fn load(name: &str) -> Cm {
     Cm::load(&Options { name, ..Options::default() }).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The one macroflow, once its connections have nothing outstanding.
+/// The only macroflow, once its connections have no outstanding bytes.
 fn settled(cm: &Cm) -> Macroflow {
     let mut found = vec![];
     eventually("all is acknowledged", || {
@@ -128,7 +128,7 @@ fn settled(cm: &Cm) -> Macroflow {
 }
 
 #[test]
-fn a_later_connection_begins_with_the_window_of_the_first() {
+fn later_connection_starts_with_learnt_window() {
     let Some(hosts) = hosts() else { return };
     let cm = load("rvcm_later");
     let mut first = hosts.connect("rvcm_later", 1).remove(0);
@@ -142,7 +142,8 @@ fn a_later_connection_begins_with_the_window_of_the_first() {
     eventually("it left", || cm.macroflows().unwrap()[0].numbers.flows == 0);
     let mut second = hosts.connect("rvcm_later", 1).remove(0);
     second.0.write_all(b"x").unwrap();
-    // From the moment at which it sends something; a second of idleness may have halved it meanwhile.
+    // The window counts from the first transmission. A second of idleness may have halved it
+    // meanwhile.
     assert!(window(&second.0) >= learnt / 4 && window(&second.0) > 10, "{} of {learnt}", window(&second.0));
     Hosts::transfer(
         &mut (second.0, {
@@ -154,14 +155,14 @@ fn a_later_connection_begins_with_the_window_of_the_first() {
         100_000,
     );
     assert_eq!(settled(&cm).numbers.joined, 2);
-    // Reno's begins as any.
+    // A connection with Reno does not use the macroflow's window.
     let reno = hosts.connect("reno", 1).remove(0);
     (&reno.0).write_all(b"x").unwrap();
     assert_eq!(window(&reno.0), 10);
 }
 
 #[test]
-fn connections_at_once_share_one_window() {
+fn concurrent_connections_share_one_window() {
     let Some(hosts) = hosts() else { return };
     hosts.server.shape("v", "20mbit");
     let cm = load("rvcm_share");
@@ -182,7 +183,7 @@ fn connections_at_once_share_one_window() {
             thread::sleep(std::time::Duration::from_millis(10));
         }
     });
-    // They learn at their next acknowledgement what the window is; the sum follows it.
+    // Each connection learns the window at its next acknowledgement, so the sum lags behind it.
     let near = sums.iter().filter(|(sum, window)| sum.abs_diff(*window) <= 8 + window / 4).count();
     assert!(sums.len() >= 10 && near * 10 >= sums.len() * 7, "{sums:?}");
     let m = settled(&cm);
@@ -191,7 +192,7 @@ fn connections_at_once_share_one_window() {
 }
 
 #[test]
-fn losses_reduce_the_window_and_all_arrives() {
+fn losses_reduce_window_and_data_arrives() {
     let Some(hosts) = hosts() else { return };
     hosts.server.run("tc qdisc replace dev v root tbf rate 30mbit burst 4kb limit 30kb");
     hosts.server.run("ethtool -K v tso off gso off");
@@ -210,7 +211,7 @@ fn different_destinations_do_not_share_macroflow() {
     hosts.client.ip("addr add 192.0.2.3/24 dev v");
     let cm = load("rvcm_apart");
     let mut here = hosts.connect("rvcm_apart", 2);
-    // Two directions in two namespaces: the client's end too.
+    // The client's end uses it, too: another direction in another namespace.
     choose(&here[1].1, "rvcm_apart");
     let (a, b) = here.split_at_mut(1);
     Hosts::transfer(&mut a[0], 50_000);
@@ -231,12 +232,12 @@ fn set_tos(socket: &impl AsRawFd, tos: libc::c_int) {
 }
 
 #[test]
-fn another_code_point_is_another_macroflow_and_ipv6_is_known() {
+fn code_points_and_families_have_separate_macroflows() {
     let Some(hosts) = hosts() else { return };
     hosts.server.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=0 net.ipv6.conf.lo.disable_ipv6=0");
     let cm = load("rvcm_dscp");
     within(&hosts.server, || {
-        // The last one is IPv4 over a socket of IPv6: the same destination as the first.
+        // The last connection uses IPv4 on an IPv6 socket, so its destination is that of the first.
         for (listen, to, tos) in [
             ("127.0.0.1", "127.0.0.1", 0),
             ("127.0.0.1", "127.0.0.1", 46 << 2),
@@ -263,19 +264,19 @@ fn another_code_point_is_another_macroflow_and_ipv6_is_known() {
 }
 
 #[test]
-fn a_connection_without_a_macroflow_is_renos() {
+fn connection_without_macroflow_uses_reno() {
     let Some(hosts) = hosts() else { return };
     hosts.client.ip("addr add 192.0.2.3/24 dev v");
     let cm = Cm::load(&Options { name: "rvcm_full", macroflows: 1, ..Options::default() }).unwrap();
     let mut first = hosts.connect("rvcm_full", 1).remove(0);
     Hosts::transfer(&mut first, 10_000);
-    // The server is the client's destination, which is one more than there is room for.
+    // The client's end has another destination, for which the table has no room.
     choose(&first.1, "rvcm_full");
     let (server, client) = first;
     let mut back = (client.try_clone().unwrap(), server);
     Hosts::transfer(&mut back, 500_000);
     assert!(window(&client) > 10, "it grew: {}", window(&client));
-    // Losses are recovered from as by any, and the window is halved.
+    // Reno recovers from losses and halves the window.
     hosts.client.run("tc qdisc replace dev v root tbf rate 30mbit burst 4kb limit 30kb");
     hosts.client.run("ethtool -K v tso off gso off");
     Hosts::transfer(&mut back, 2_000_000);
@@ -326,24 +327,24 @@ fn pinned_program_outlives_loader() {
     Hosts::transfer(&mut pair, 100_000);
     let found = cm::pinned(&folder).unwrap();
     assert_eq!((found.len(), found[0].numbers.flows), (1, 1));
-    assert_eq!(cm::forget(&folder).unwrap(), 0, "one with a connection stays");
+    assert_eq!(cm::forget(&folder).unwrap(), 0, "a macroflow with a connection stays");
     cm::unpin(&folder).unwrap();
     eventually("the name is gone", || !available("rvcm_pin"));
     assert!(cm::pinned(&folder).is_err() && cm::unpin(&folder).is_err());
-    // The connection keeps it.
+    // The connection keeps the congestion control.
     Hosts::transfer(&mut pair, 100_000);
 }
 
 /// A deleted macroflow leaves room for another destination, which starts with a fresh macroflow.
 #[test]
-fn a_forgotten_destination_makes_room_for_another() {
+fn deleted_macroflow_makes_room_for_another() {
     let Some(hosts) = hosts() else { return };
     let bpf = BpfFs::new();
     let folder: PathBuf = bpf.0.path().join("rvcm_room");
     let mut cm = Cm::load(&Options { name: "rvcm_room", macroflows: 2, ..Options::default() }).unwrap();
     cm.pin(&folder).unwrap();
     for round in 0..3u8 {
-        // Two destinations fill it, and a third one is without.
+        // Two destinations fill the table, and the third one has no macroflow.
         let to: Vec<String> = (0..3).map(|n| format!("192.0.2.{}", 10 * (round + 1) + n)).collect();
         let pairs: Vec<_> = to
             .iter()
@@ -363,7 +364,7 @@ fn a_forgotten_destination_makes_room_for_another() {
         let known: Vec<_> = found.iter().map(|m| (m.destination.to_string(), m.numbers.joined)).collect();
         assert_eq!(known, [(to[0].clone(), 1), (to[1].clone(), 1)], "round {round}");
         assert!(found.iter().all(|m| (300_000..400_000).contains(&m.numbers.sent)), "{found:?}");
-        assert_eq!(cm::forget(&folder).unwrap(), 0, "they have connections");
+        assert_eq!(cm::forget(&folder).unwrap(), 0, "macroflows with connections stay");
         drop(pairs);
         eventually("they left", || cm.macroflows().unwrap().iter().all(|m| m.numbers.flows == 0));
         assert_eq!((cm::forget(&folder).unwrap(), cm.macroflows().unwrap()), (2, vec![]));
@@ -371,9 +372,9 @@ fn a_forgotten_destination_makes_room_for_another() {
     cm::unpin(&folder).unwrap();
 }
 
-/// As an administrator would have it, in a namespace that is not the first one.
+/// An administrator chooses it so, in a namespace other than the first one.
 #[test]
-fn a_namespace_chooses_it_by_sysctl_and_a_route_by_its_name() {
+fn sysctl_and_route_choose_congestion_control() {
     let Some(hosts) = hosts() else { return };
     let cm = load("rvcm_sysctl");
     hosts.server.run("sysctl -qw net.ipv4.tcp_congestion_control=rvcm_sysctl");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The functions of macroflow.h, natively, for macroflow.rs. */
+/* Exports the functions of macroflow.h to macroflow.rs, compiled for this machine. */
 #include "macroflow.h"
 
 #define EXPORT(name) rivulet_test_cm_##name

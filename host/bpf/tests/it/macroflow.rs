@@ -1,4 +1,5 @@
-//! The kernel's window is host/cm's: `macroflow.h`, compiled natively, has the same numbers after each step of any trace.
+//! Compares `macroflow.h`, compiled for this machine, with the Rust code of host/cm: both have the
+//! same numbers after each step of any trace.
 
 use proptest::prelude::*;
 use rivulet_bpf::cm::Numbers;
@@ -30,7 +31,7 @@ unsafe extern "C" {
     ) -> u32;
 }
 
-/// Both, one beside the other.
+/// The C structure and its Rust counterpart, which get the same steps.
 struct Pair {
     rust: Aimd,
     group: Group,
@@ -41,7 +42,8 @@ struct Pair {
 impl Pair {
     fn new(rules: Rules, mtu: u32) -> Pair {
         let mut c = Raw::default();
-        // SAFETY: of the size that macroflow.c asserts; so are all that follow.
+        // SAFETY: the structures have the sizes that macroflow.c asserts; so have those of all
+        // further calls.
         unsafe { rivulet_test_cm_init(&raw mut c, rules.initial, rules.limit, mtu) };
         Pair { rust: Aimd::new(rules, mtu), group: Group::default(), c, members: vec![None; 4] }
     }
@@ -121,7 +123,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Every number, named.
+    /// Compares each number of both.
     fn check(&self) -> Result<(), TestCaseError> {
         let n = self.numbers();
         // SAFETY: as above.
@@ -228,9 +230,10 @@ proptest! {
     }
 }
 
-/// One long transfer as TCP makes it: slow start, avoidance, a loss each hundred packets, a timeout, a pause.
+/// One long transfer as TCP makes it: slow start, congestion avoidance, a loss in each hundred
+/// packets, a timeout and a pause.
 #[test]
-fn a_transfer_has_the_same_numbers_in_c() {
+fn transfer_has_same_numbers_in_c() {
     let mtu = 1448;
     let mut pair = Pair::new(Rules { initial: 10, limit: 65_535 }, mtu);
     let mut now = SECOND;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The functions of share.h, natively, for share.rs. */
+/* Exports the functions of share.h to share.rs, compiled for this machine. */
 #include "share.h"
 
 #define EXPORT(name) rivulet_test_share_##name
@@ -45,7 +45,7 @@ void EXPORT(update)(struct cm_share *s, __u32 at, __u64 now, const __u64 *v)
 	cm_share_update(s, at, now, v[0], v[1], (enum cm_congestion)v[2], v[3]);
 }
 
-/* The flow that is granted one packet; 0: none. */
+/* Returns the flow that is granted a packet; 0: none. */
 __u64 EXPORT(settle)(struct cm_share *s, __u64 now, __u32 initial)
 {
 	__u64 later;
@@ -92,7 +92,8 @@ void EXPORT(reported)(struct cm_share *s, __u32 at, const struct cm_status *stat
 	cm_share_told(cm_slot(s, at), status);
 }
 
-/* Window, octets outstanding, octets granted, grants of a flow, its requests. */
+/* Stores the window, the outstanding bytes, the granted bytes, and grants and requests of a flow.
+ */
 void EXPORT(look)(const struct cm_share *s, __u32 at, __u64 *out)
 {
 	const struct cm_slot *slot = &s->slots[at];

@@ -1,4 +1,5 @@
-//! The kernel's grants are host/cm's: `share.h`, compiled natively, gives the same flows leave to send after each step of any trace.
+//! Compares `share.h`, compiled for this machine, with the Rust code of host/cm: both give grants
+//! to the same flows after each step of any trace.
 
 use proptest::prelude::*;
 use rivulet_cm::{
@@ -27,7 +28,8 @@ unsafe extern "C" {
     fn rivulet_test_share_look(s: *const Raw, at: u32, out: *mut [u64; 6]);
 }
 
-/// Longer than any trace: what expires by itself is not the same in both (share.h).
+/// Longer than any trace. Expiry is tested separately, because the C code rounds ages to ticks
+/// (share.h).
 const NEVER: Nanos = 1 << 60;
 const FLOWS: usize = 6;
 const MTU: u32 = 1000;
@@ -44,7 +46,7 @@ enum Step {
     Pass,
 }
 
-/// Both, one beside the other.
+/// The C structure and its Rust counterpart, which get the same steps.
 struct Pair {
     manager: Manager,
     initial: u32,
@@ -60,9 +62,9 @@ impl Pair {
         let scheduler = rivulet_cm::scheduler::Kind::Weighted;
         let config = Config { scheduler, grant_life: NEVER, silence: NEVER, ..Config::default() };
         let config = Config { rules: rivulet_cm::Rules { initial, limit }, ..config };
-        // SAFETY: it has no arguments.
+        // SAFETY: the function has no arguments.
         let mut c = vec![0; unsafe { rivulet_test_share_size() } as usize / 8];
-        // SAFETY: of that size; so are all that follow.
+        // SAFETY: the memory has the size that C reports; so it has in all further calls.
         unsafe { rivulet_test_share_init(c.as_mut_ptr(), now, initial, limit, mtu) };
         Pair {
             manager: Manager::new(config),
@@ -145,8 +147,8 @@ impl Pair {
                 if let Some(flow) = self.flows[at] {
                     let [rate_down, rate_up, rtt_down, rtt_up] = factors.map(|f| f64::from(f) / 65_536.0);
                     let thresholds = Thresholds { rate_down, rate_up, rtt_down, rtt_up };
-                    // It gets the present status when it registers, and events of changes by other
-                    // thresholds.
+                    // A new watcher gets the present status when it registers, and events of
+                    // changes by the new thresholds later.
                     watch = !std::mem::replace(&mut self.watches[at], true);
                     if watch {
                         self.manager.register_update(flow, Some(0)).unwrap();
@@ -162,10 +164,11 @@ impl Pair {
         self.check_no_event(now, watch)
     }
 
-    /// Grants: the same flows in the same order.
+    /// Compares the grants: the same flows in the same order.
     fn granted(&mut self, now: Nanos, settles: bool) -> Result<(), TestCaseError> {
         let mut c = vec![];
-        // A call that is about no room gives none, though a query may have aged the window.
+        // A call without room for a grant gives none in C; in Rust, a query may have aged the
+        // window.
         let raw = self.c.as_mut_ptr();
         // SAFETY: as above.
         let settle = || unsafe { rivulet_test_share_settle(raw, now, self.initial) };
@@ -188,7 +191,7 @@ impl Pair {
         self.compare(now, changes)
     }
 
-    /// The manager told of these: so has it to.
+    /// The Rust manager reported these changes; the C code must report the same.
     fn compare(&mut self, now: Nanos, changes: Vec<(FlowId, Status)>) -> Result<(), TestCaseError> {
         for (flow, status) in changes {
             let at = self.flows.iter().position(|f| *f == Some(flow)).unwrap() as u32;
@@ -198,7 +201,7 @@ impl Pair {
                 rivulet_test_share_due(self.c.as_mut_ptr(), at)
             };
             prop_assert_eq!(c, 1, "slot {} at {}", at, now);
-            // The status of the last event; a query gives the present one.
+            // The status of the last event, while a query returns the present one.
             let raw = self.query(at, 0);
             prop_assert_eq!(raw, Some(status));
             let raw = [status.rate, status.rtt, status.deviation, u64::from(status.loss)];
@@ -208,7 +211,7 @@ impl Pair {
         Ok(())
     }
 
-    /// No other flow has a due event.
+    /// Checks that no other flow has an event due.
     fn check_no_event(&mut self, now: Nanos, watch: bool) -> Result<(), TestCaseError> {
         for at in 0..FLOWS {
             if watch && self.flows[at].is_some() {
@@ -283,7 +286,7 @@ proptest! {
         let mut pair = Pair::new(now, initial, limit, MTU);
         pair.apply(now, &Step::Open(0, MTU))?;
         for (later, step) in &steps {
-            // The history of a macroflow without flows is another module's.
+            // The history of a macroflow without flows belongs to another module.
             if matches!(step, Step::Close(_)) && pair.flows.iter().flatten().count() == 1 {
                 continue;
             }
@@ -294,7 +297,8 @@ proptest! {
     }
 }
 
-/// Unused grants expire when they are older than a tick, and packets without feedback expire all.
+/// An unused grant expires when it is older than a tick; packets without feedback expire all
+/// together.
 #[test]
 fn unused_grants_and_packets_expire() {
     let mut pair = Pair::new(SECOND, 4, 2, MTU);
@@ -312,16 +316,16 @@ fn unused_grants_and_packets_expire() {
     };
     assert_eq!(look(&pair), [4000, 0, 3000, 3, 0, 1]);
     expire(&mut pair, SECOND, 1);
-    assert_eq!(look(&pair)[3], 3, "they were given in this turn");
+    assert_eq!(look(&pair)[3], 3, "the grants are younger than a tick");
     pair.apply(SECOND, &Step::Request(0, 1)).unwrap();
     pair.apply(SECOND, &Step::Notify(0, 1000)).unwrap();
     assert_eq!(look(&pair), [4000, 1000, 3000, 3, 0, 1]);
     expire(&mut pair, SECOND, 1);
-    assert_eq!(look(&pair), [4000, 1000, 1000, 1, 0, 1], "the youngest is left");
+    assert_eq!(look(&pair), [4000, 1000, 1000, 1, 0, 1], "the youngest grant is left");
     expire(&mut pair, SECOND, 1);
     assert_eq!(look(&pair), [4000, 1000, 0, 0, 0, 1]);
     expire(&mut pair, 5 * SECOND, 0);
     assert_eq!(look(&pair)[1], 1000);
     expire(&mut pair, 6 * SECOND, 0);
-    assert_eq!(look(&pair), [1000, 0, 0, 0, 0, 0], "all of it is lost, and that is persistent congestion");
+    assert_eq!(look(&pair), [1000, 0, 0, 0, 0, 0], "all packets are lost, which is persistent congestion");
 }

@@ -1,4 +1,5 @@
-//! What a client acknowledges that this host did not send (`src/bpf/beyond.h`), of a real socket of the kernel's.
+//! Acknowledgements of data that this host did not send (`src/bpf/beyond.h`), with a real socket of
+//! the kernel.
 
 use std::net::TcpStream;
 
@@ -11,7 +12,7 @@ use super::*;
 const SENT: u32 = 100;
 const MOST: u32 = SENT + (1 << 26);
 
-/// The socket of a connection on which so much was sent.
+/// The socket of a connection on which [`SENT`] bytes were sent.
 fn socket(rig: &Rig) -> TcpStream {
     let connection = Connection {
         local: rig.service,
@@ -28,7 +29,8 @@ fn socket(rig: &Rig) -> TcpStream {
     restore(&connection, None).unwrap()
 }
 
-/// The acknowledgement that the kernel gets for this one, in bytes of the server's data.
+/// The acknowledgement that the kernel gets when the client sends `ack`, in bytes of the server's
+/// data.
 fn kernel_ack(rig: &Rig, ack: u32) -> u32 {
     rig.client_sends(ACK, 0, ack, BASE, &[]).ack
 }
@@ -38,7 +40,7 @@ fn bounds(rig: &Rig, is_adopted: bool) {
     for ack in [0, SENT - 1, SENT, SENT + 1, SENT + 5000, MOST] {
         assert_eq!(kernel_ack(rig, ack), if is_adopted { ack.min(SENT) } else { ack }, "{is_adopted}");
     }
-    assert_eq!(kernel_ack(rig, MOST + 1), MOST + 1, "a word of whoever does not know the numbers");
+    assert_eq!(kernel_ack(rig, MOST + 1), MOST + 1, "the sender does not know the sequence numbers");
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! The field X-TRODS between a client and a server.
+//! Tests of the field X-TRODS (`src/bpf/inputs.h`).
 
 use super::*;
 
 impl Rig {
-    /// Data of the client; what the server gets and what the process gets, which must be equal.
+    /// Sends data of the client. Returns the data that the server gets, after checking that the
+    /// process gets the same.
     fn up_changed(&mut self, seq: u32, data: &[u8]) -> Vec<u8> {
         let (from, to) = (self.client, self.service);
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER);
@@ -28,7 +29,7 @@ const RENAMED: &str =
     "GET /a HTTP/1.1\r\nHost: h\r\nX-TRODX: 5\r\nx_trodx: 6\r\nx.trodx: 8\r\nNot-X-TRODS: X-TRODS: 7\r\n\r\n";
 
 #[test]
-fn clients_inputs_are_renamed_wherever_the_request_is_cut() {
+fn clients_field_is_renamed_at_any_segment_boundary() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         rig.open();
@@ -41,7 +42,7 @@ fn clients_inputs_are_renamed_wherever_the_request_is_cut() {
             }
             String::from_utf8(got).unwrap()
         };
-        // Two in one segment, cut at each place, and byte by byte.
+        // Two requests in one segment, cut at each position, and byte by byte.
         let twice = [REQUEST, REQUEST].concat();
         for at in 0..=twice.len() {
             let (a, b) = twice.as_bytes().split_at(at);
@@ -59,7 +60,7 @@ fn clients_inputs_are_renamed_wherever_the_request_is_cut() {
 }
 
 #[test]
-fn inputs_behind_an_events_bytes_are_renamed() {
+fn clients_field_beyond_first_event_is_renamed() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     let long = |name: &str, padding: usize| {
@@ -94,7 +95,7 @@ fn uploads_are_not_changed() {
         assert_eq!(rig.up_changed(seq, data), data);
         seq += data.len() as u32;
     }
-    // Another connection between the same ports begins with nothing of this one.
+    // A new connection between the same ports does not inherit the state of the scan.
     rig.trods.free(&rig.key()).unwrap();
     rig.open();
     assert_eq!(rig.up_changed(0, REQUEST.as_bytes()), RENAMED.as_bytes());
@@ -102,7 +103,8 @@ fn uploads_are_not_changed() {
 }
 
 impl Rig {
-    /// Data of the server at this place, as the client receives it; None if it does not leave.
+    /// Sends data of the server. Returns the data that the client receives; `None` if the segment
+    /// does not leave.
     fn down_changed(&self, seq: u32, data: &[u8]) -> Option<Vec<u8>> {
         let (from, to) = (self.service, self.client);
         let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT);
@@ -118,14 +120,14 @@ const RESPONSE: &str = "HTTP/1.1 200 OK\r\nX-TRODS: 5\r\nA: b\r\nx-trods:\r\n\r\
 const BLANKED: &str = "HTTP/1.1 200 OK\r\nPadding:  \r\nA: b\r\nPadding:\r\n\r\nX-TRODS: 5\r\n";
 
 #[test]
-fn servers_inputs_are_overwritten_in_every_segment_that_leaves() {
+fn servers_field_is_overwritten_in_every_segment() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         rig.open();
         let at = |n: u32| SERVER.wrapping_add(n);
         rig.trods.blank(&rig.key(), &[(at(17), at(27)), (at(35), at(43))]).unwrap();
         let whole = RESPONSE.as_bytes();
-        // What is held is not changed: the process reads it.
+        // A held segment is not changed, because the process reads it.
         let held = rig.run("trods_egress", &{
             let (from, to, ack, data) = (rig.service, rig.client, CLIENT, whole.to_vec());
             Segment { from, to, seq: SERVER, ack, flags: ACK, options: vec![], data }.frame()
@@ -138,13 +140,13 @@ fn servers_inputs_are_overwritten_in_every_segment_that_leaves() {
                 assert_eq!(String::from_utf8(got).unwrap(), BLANKED[from..to], "{from} to {to}");
             }
         }
-        // Without limits too.
+        // The fields are overwritten without limits, too.
         rig.trods.free(&rig.key()).unwrap();
         assert_eq!(rig.down_changed(0, whole).unwrap(), BLANKED.as_bytes());
-        // The connection has used all numbers in between.
+        // The sequence numbers of the field may be in use again, so it is no longer overwritten.
         assert!(rig.down_changed(3 << 29, whole).is_some());
         assert_eq!(rig.down_changed(0, whole).unwrap(), whole);
-        // Another one between the same ports.
+        // A new connection between the same ports.
         rig.trods.blank(&rig.key(), &[(at(17), at(27))]).unwrap();
         rig.open();
         rig.limit(0, whole.len() as u32, None);

@@ -1,5 +1,6 @@
-//! Handshakes and timestamps that the programs make (`src/bpf/ts.h`). That the kernel takes a connection over from such a
-//! handshake shows between namespaces alone (`host/trods/tests/it/stamps.rs`).
+//! Handshakes and timestamps of the programs (`src/bpf/ts.h`). BPF_PROG_TEST_RUN cannot show that
+//! the kernel takes over the connections; `host/trods/tests/it/stamps.rs` shows that between
+//! network namespaces.
 
 mod recorded;
 
@@ -9,7 +10,7 @@ use rivulet_plain::{CookieKey, ObjectStamp, object_isn};
 
 use super::*;
 
-/// Class 3, key 1, scale 7.
+/// Timestamp bits with class 3, key 1 and scale 7.
 pub(super) const BASE: u32 = 3 << 25 | 1 << 24 | 3 << 22 | 4 << 19;
 const OBJECT: u32 = 0x5_4321;
 /// The object number of connections that cannot be resumed.
@@ -18,7 +19,7 @@ const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\nDate: Wed, 25 Nov 2026 07:14:08 GMT\r\nETag: \"a\"\r\nContent-Length: 1000\r\n\r\n";
 const DATE_AT: usize = 23;
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
-/// What the kernel calls the time.
+/// The kernel's TSval.
 const KERNEL: u32 = 77_000;
 const LISTED: Issuer =
     Issuer { key: [0x0302_0100, 0x0706_0504], odd: true, table: 9, hunting: 0, mss: [1460, 1440] };
@@ -27,7 +28,7 @@ fn stamps(value: u32, echo: u32) -> Vec<u8> {
     [&[1, 1, 8, 10][..], &value.to_be_bytes(), &echo.to_be_bytes()].concat()
 }
 
-/// What passed a program: the verdict, TSval, TSecr, acknowledgement and flags.
+/// A segment after a program: the verdict, TSval, TSecr, acknowledgement and flags.
 #[derive(Debug, PartialEq)]
 pub(super) struct Passed {
     verdict: i32,
@@ -37,7 +38,7 @@ pub(super) struct Passed {
     flags: u8,
 }
 
-/// Programs that make handshakes, where the kernel has what they call.
+/// Programs that answer handshakes; `None` if the kernel lacks a function that they call.
 fn issuing() -> Option<Trods> {
     let missing = kernel::skipped(Feature::Tcx) || kernel::skipped(Feature::Handshakes);
     (!missing).then(|| Trods::load_issuing().unwrap_or_else(|e| panic!("{e}")))
@@ -62,7 +63,7 @@ fn begun() -> Stamped {
     }
 }
 
-/// A connection so far.
+/// Adds a connection in this phase.
 pub(super) fn put(trods: &Trods, key: &FlowKey, phase: Phase) {
     trods.stamps().put(key, &Stamped { phase, ..begun() }).unwrap();
 }
@@ -87,12 +88,12 @@ impl Rig {
         self
     }
 
-    /// And a store.
+    /// Gives the service a store.
     fn records(&self) {
         self.trods.issue(self.service, 3, 2, true).unwrap();
     }
 
-    /// A record is stored: so much may be acknowledged, and leave.
+    /// Sets the limits as after a record is stored: how far acknowledgements and data may leave.
     fn store(&self, ack: u32, data: u32) {
         let now = self.trods.limits(&self.key()).unwrap().unwrap();
         let (ack, data) = (CLIENT.wrapping_add(ack), SERVER.wrapping_add(data));
@@ -130,7 +131,7 @@ impl Rig {
         let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
         let changed =
             Segment { ack: word(8), flags: tcp[13], options: tcp[20..32].to_vec(), ..segment.clone() };
-        assert_eq!(out, changed.frame(), "the checksum goes with it, and nothing else changes");
+        assert_eq!(out, changed.frame(), "only the timestamp, the acknowledgement and the checksum change");
         let whole = Passed { verdict, value: word(24), echo: word(28), ack: word(8), flags: tcp[13] };
         Passed {
             ack: whole.ack.wrapping_sub(if program == "trods_egress" { CLIENT } else { SERVER }),
@@ -138,19 +139,19 @@ impl Rig {
         }
     }
 
-    /// Of the client, that echoes this.
+    /// Sends a segment of the client that echoes this timestamp.
     pub(super) fn client_sends(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
         let (from, to, options, data) = (self.client, self.service, stamps(5, echo), data.to_vec());
         self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data }, 0)
     }
 
-    /// Of the server, at this time of the kernel's.
+    /// Sends a segment of the server with this TSval of the kernel.
     fn answers(&self, flags: u8, seq: u32, ack: u32, at: u32, data: &[u8]) -> Passed {
         self.answers_cut(flags, seq, ack, at, data, 0)
     }
 
-    /// The same, cut into so many as it leaves.
+    /// Like [`Rig::answers`], for a segment that is cut into `cut` segments as it leaves.
     fn answers_cut(&self, flags: u8, seq: u32, ack: u32, at: u32, data: &[u8], cut: u32) -> Passed {
         let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
         let (from, to, options, data) = (self.service, self.client, stamps(at, 5), data.to_vec());
@@ -171,7 +172,7 @@ fn response() -> Vec<u8> {
 }
 
 #[test]
-fn a_syn_is_answered_with_the_hash_of_both_ends() {
+fn syn_gets_hash_of_addresses_as_isn() {
     for (client, host) in [("127.0.0.9:49152", "127.0.0.1"), ("[2001:db8::1]:65535", "[::1]")] {
         let Ok(listener) = TcpListener::bind(format!("{host}:0")) else { continue };
         let service = listener.local_addr().unwrap();
@@ -202,7 +203,7 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
             data: vec![],
         };
         let mut want = answer.frame();
-        // Window, and what no other frame here has: a checksum of the IPv4 header.
+        // The window, and the checksum of the IPv4 header, which frames of this test lack.
         want[tcp + 14..tcp + 18].copy_from_slice(&out[tcp + 14..tcp + 18]);
         if tcp == 34 {
             assert_eq!(sum(&out[14..34]), 0xffff);
@@ -210,7 +211,7 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
         }
         assert_eq!((verdict, &out), (REDIRECT, &want));
         let isn = object_isn(CookieKey::new([0, 1, 2, 3, 4, 5, 6, 7]), rig.client, service);
-        assert_eq!(word(4), isn, "as whoever goes on computes it");
+        assert_eq!(word(4), isn, "every replica computes the same ISN");
         for (mss, shift, class, scale) in
             [(536u16, 0u8, 0, 0), (1459, 5, 2, 4), (9000, 10, 3, 9), (1220, 14, 1, 11)]
         {
@@ -226,7 +227,7 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
         let (from, to) = (service.ip(), rig.client.ip());
         assert_eq!(sum(&[&pseudo(from, to, 40)[..], &out[tcp..]].concat()), 0xffff);
         assert_eq!(&out[tcp + 14..tcp + 16], &64240u16.to_be_bytes());
-        // The same each time, and another one's between other ports.
+        // The ISN is the same each time, and different between other ports.
         let again = rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame()).1;
         assert_eq!(again, out);
         // The kernel answers SYNs that lack options, and SYNs to ports without a listener.
@@ -245,7 +246,7 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
             assert_eq!(rig.run("trods_ingress", &syn(options).frame()).0, NEXT);
         }
         assert_eq!(rig.unnamed().options, 3);
-        // Nor do programs make any that are loaded where no service wants them.
+        // Programs for a service without an issuer answer no SYN, either.
         let without = Rig::new(client, &service.to_string()).unwrap().issuing();
         let whole = syn(OPTIONS.to_vec()).frame();
         assert_eq!([&without, &rig].map(|rig| rig.run("trods_ingress", &whole).0), [NEXT, REDIRECT]);
@@ -255,13 +256,13 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
 }
 
 #[test]
-fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
+fn request_is_acknowledged_only_with_named_timestamp() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.put(|_| {});
-    // Nothing is acknowledged before.
+    // Nothing is acknowledged before the response begins.
     assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
     let end = GET.len() as u32;
-    assert_eq!(rig.events(), [], "a response of a segment needs no word");
+    assert_eq!(rig.events(), [], "a response of a single segment is not announced");
     assert_eq!((rig.now().phase, rig.now().client_next.wrapping_sub(CLIENT)), (Phase::Asked, end));
     assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED);
     let first = rig.answers(ACK, 0, end, KERNEL, &response());
@@ -273,7 +274,7 @@ fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
     assert_eq!(rig.client_sends(ACK, end, 500, first.value, &[]).verdict, NEXT);
     assert_eq!(rig.now().phase, Phase::Echoed);
     assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, end);
-    // A FIN leaves at the end alone.
+    // The FIN leaves only at the end of the response.
     let fin = rig.answers(FIN | ACK, 500, end, KERNEL, &[b'x'; 9]);
     assert_eq!((fin.verdict, fin.flags), (NEXT, ACK));
     assert_eq!(rig.events(), [Seen::Fin(509, false)]);
@@ -295,16 +296,17 @@ fn no_response_begins_under_dead_process() {
         assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
         rig.set_dead(true);
         assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, SWALLOWED);
-        // Nor the data after it.
+        // The data after it does not leave, either.
         assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
         assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Asked, Unnamed::default()));
-        // What began before goes on.
+        // A response that began before the death continues.
         rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, 9000));
         assert_eq!(object_of(rig.answers(ACK, 500, 0, KERNEL, &[b'x'; 9]).value), OBJECT);
     }
 }
 
-/// A response of several segments has left before its name is echoed, and nothing that could acknowledge the request is to come.
+/// A response of several segments has left before the client echoes its name, and no later segment
+/// will acknowledge the request.
 #[test]
 fn final_ack_is_reflected_as_ack_of_request() {
     let Some(rig) = Rig::stamped() else { return };
@@ -313,10 +315,10 @@ fn final_ack_is_reflected_as_ack_of_request() {
         rig.put(|_| {});
         rig.client_sends(ACK, 0, 0, BASE, GET);
         rig.answers(ACK, 0, end, KERNEL, &[]);
-        // Of several the first one may not be the one that is taken up first.
+        // If the frame is cut into several segments, the client may accept another one first.
         let first = rig.answers_cut(ACK, 0, end, KERNEL, &response(), if is_long { 2 } else { 1 });
         assert_eq!(first.ack, if is_long { 0 } else { end });
-        // One that does not come as the first is not taken up as that.
+        // The client does not accept a segment first that is not the next one in order.
         assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
         first.value
     };
@@ -325,13 +327,13 @@ fn final_ack_is_reflected_as_ack_of_request() {
         rig.counters().reflected
     };
     let value = asks(true);
-    assert_eq!(has(total, BASE), 0, "nobody else knows what it is being sent");
+    assert_eq!(has(total, BASE), 0, "no other replica can identify the response yet");
     asks(true);
-    assert_eq!(has(500, value), 0, "the rest may say it");
+    assert_eq!(has(500, value), 0, "the rest of the response may carry the acknowledgement");
     let value = asks(true);
     assert_eq!((has(total, value), has(total, value)), (1, 1), "once");
     let value = asks(false);
-    assert_eq!(has(total, value), 1, "it was told with the response");
+    assert_eq!(has(total, value), 1, "the response carried the acknowledgement");
     let value = asks(true);
     assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
     assert_eq!(rig.client_sends(FIN | ACK, end, total, value, &[]).verdict, NEXT);
@@ -355,7 +357,7 @@ fn unlisted_target_continues_unnamed() {
         (other("Host: h", "Host: h\r\nAuthorization: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\nX-Trods: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\nx_trods: x"), count(|u| u.fields)),
-        // Another site of the same server, or an ambiguous one.
+        // Another site on the same server, or an ambiguous Host.
         (other("Host: h", "Host: i"), count(|u| u.unlisted)),
         (other("Host: h", "Host: h:80"), count(|u| u.unlisted)),
         (other("Host: h", "Host: hh"), count(|u| u.unlisted)),
@@ -371,7 +373,7 @@ fn unlisted_target_continues_unnamed() {
         assert_eq!(rig.client_sends(ACK, 0, 0, BASE, &asked).verdict, NEXT);
         let text = String::from_utf8_lossy(&asked);
         assert_eq!((rig.now().phase, counted(&rig.unnamed())), (Phase::Free, 1), "{text}");
-        // It is as if nothing held it, but for its timestamps.
+        // The connection has no limits, but keeps our timestamps.
         let sent = rig.answers(FIN | ACK, 0, asked.len() as u32, KERNEL, &response());
         assert_eq!((sent.verdict, sent.ack, sent.flags), (NEXT, asked.len() as u32, FIN | ACK));
         assert_eq!(object_of(sent.value), NOBODYS);
@@ -379,7 +381,7 @@ fn unlisted_target_continues_unnamed() {
 }
 
 #[test]
-fn host_is_looked_up_as_it_is_and_without_case() {
+fn host_is_looked_up_ignoring_case() {
     for (asked, is_named) in [
         ("Host: h", true),
         ("HOST:h", true),
@@ -395,10 +397,11 @@ fn host_is_looked_up_as_it_is_and_without_case() {
     }
 }
 
-/// A longer name than the programs read could be another site's with the same beginning.
+/// The programs read only the beginning of a longer name, which could belong to another site.
 #[test]
-fn host_that_is_too_long_is_no_other_host() {
-    // As many bytes as are read with the "t", the colon and a space in front, and the end of the line.
+fn overlong_host_matches_no_other_site() {
+    // Bytes that the programs read of the field: the "t", the colon, a space, the name, and the end
+    // of the line.
     const HOST_MAX: usize = 272;
     let longest = "h".repeat(HOST_MAX - 4);
     let sum = head_sum(HEAD, DATE_AT);
@@ -421,7 +424,7 @@ fn host_that_is_too_long_is_no_other_host() {
 }
 
 #[test]
-fn another_head_is_not_named() {
+fn unknown_response_head_is_not_named() {
     let whole = response();
     let other =
         |from: &str, to: &str| String::from_utf8(whole.clone()).unwrap().replacen(from, to, 1).into_bytes();
@@ -443,15 +446,20 @@ fn another_head_is_not_named() {
     }
 }
 
-/// Its client holds bytes of an object behind a hole; another response would be mixed with them.
+/// The client holds bytes of an object behind a hole, and another response would be mixed with
+/// them.
 #[test]
-fn bound_client_gets_its_object_or_nothing() {
+fn client_with_hole_gets_only_its_object() {
     let end = GET.len() as u32;
     for (object, is_sent) in [(OBJECT, true), (OBJECT + 1, false)] {
         let Some(mut rig) = Rig::stamped() else { return };
         rig.put(|st| st.object = object);
         let first = rig.answers(ACK, 0, 0, KERNEL, &[]);
-        assert_eq!((first.verdict, object_of(first.value)), (NEXT, 0), "that is not said before");
+        assert_eq!(
+            (first.verdict, object_of(first.value)),
+            (NEXT, 0),
+            "the timestamp does not name the object before the response begins"
+        );
         assert_eq!(rig.client_sends(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
         assert_eq!(
             rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict,
@@ -468,7 +476,7 @@ fn bound_client_gets_its_object_or_nothing() {
     }
 }
 
-/// What it is comes with the word of it, for a client that has all but its beginning.
+/// The event of a long response names it, for a client that holds everything but its beginning.
 #[test]
 fn long_named_response_is_announced() {
     let Some(mut rig) = Rig::stamped() else { return };
@@ -487,7 +495,7 @@ fn long_named_response_is_announced() {
 }
 
 #[test]
-fn values_never_go_back_and_are_never_out_of_reach() {
+fn timestamps_increase_within_reach_of_echo() {
     let Some(rig) = Rig::stamped() else { return };
     let (mut echo, mut last) = (0u8, BASE);
     let later = |a: u32, b: u32| a.wrapping_sub(b) as i32 >= 0;
@@ -509,7 +517,7 @@ fn values_never_go_back_and_are_never_out_of_reach() {
             assert_eq!(u32::from(echo), sent.value >> 27);
         }
     }
-    // As far ahead as it goes, and then it is named no more.
+    // The index is as far ahead as it may be; from then on the object is no longer named.
     assert_eq!(rig.client_sends(ACK, 0, 0, last, GET).verdict, NEXT);
     let sent = rig.answers(ACK, 0, 0, KERNEL, &[b'x'; 9]);
     assert!(object_of(sent.value) == NOBODYS && later(sent.value, last));
@@ -520,7 +528,7 @@ fn values_never_go_back_and_are_never_out_of_reach() {
 fn echo_becomes_kernels_newest_timestamp_of_index() {
     let Some(rig) = Rig::stamped() else { return };
     rig.put(|st| (st.phase, st.object, st.total, st.index, st.echo) = (Phase::Named, OBJECT, 9000, 30, 29));
-    // The first one begins an index, the others are of the same.
+    // The first segment begins an index, and the others have the same one.
     let sent: Vec<u32> = (0..3).map(|n| rig.answers(ACK, n * 9, 0, KERNEL + n, &[b'x'; 9]).value).collect();
     assert!(sent.iter().all(|value| value >> 27 == 31 && *value == sent[0]));
     assert_eq!(rig.client_sends(ACK, 0, 9, sent[0], &[]).echo, KERNEL + 2);
@@ -532,7 +540,7 @@ fn echo_becomes_kernels_newest_timestamp_of_index() {
 }
 
 #[test]
-fn a_second_request_is_named_no_more() {
+fn second_request_is_not_named() {
     let Some(rig) = Rig::stamped() else { return };
     let total = response().len() as u32;
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
@@ -540,14 +548,14 @@ fn a_second_request_is_named_no_more() {
     let sent = rig.answers(ACK, total, GET.len() as u32, KERNEL, &response());
     assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, GET.len() as u32, NOBODYS));
     assert_eq!((rig.unnamed().second, rig.now().phase), (1, Phase::Free));
-    // Nor a connection with more data than the named response.
+    // A connection with more data than the named response is not named, either.
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
     let sent = rig.answers(ACK, total, 0, KERNEL, b"more");
     assert_eq!((sent.verdict, object_of(sent.value), rig.unnamed().second), (NEXT, NOBODYS, 2));
 }
 
 #[test]
-fn segments_outside_of_the_window_change_no_stamped_connection() {
+fn segments_outside_window_change_no_stamped_connection() {
     let Some(mut rig) = Rig::stamped() else { return };
     for phase in [Phase::Setup, Phase::Asked, Phase::Named, Phase::Echoed] {
         rig.put(|st| (st.phase, st.total, st.object, st.index) = (phase, 1000, OBJECT, 3));
@@ -566,11 +574,11 @@ fn segments_outside_of_the_window_change_no_stamped_connection() {
 }
 
 #[test]
-fn a_connection_is_forgotten_when_both_ends_are_done() {
+fn entry_is_deleted_when_both_ends_closed() {
     let Some(rig) = Rig::stamped() else { return };
     let (total, there) = (response().len() as u32, |rig: &Rig| rig.trods.stamps().get(&rig.key()).unwrap());
     let whole = |st: &mut Stamped| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total);
-    // The client ends it first.
+    // The client closes first.
     rig.put(whole);
     rig.client_sends(FIN | ACK, 0, total, BASE | OBJECT, &[]);
     assert_eq!(rig.now().phase, Phase::Free);
@@ -578,7 +586,7 @@ fn a_connection_is_forgotten_when_both_ends_are_done() {
     assert!(there(&rig).is_some());
     rig.client_sends(ACK, 1, total + 1, BASE | OBJECT, &[]);
     assert!(there(&rig).is_none());
-    // The server does: its last word has our timestamp.
+    // The server closes first. Its last segment still has our timestamp.
     rig.put(whole);
     rig.answers(FIN | ACK, total, 0, KERNEL, &[]);
     rig.client_sends(FIN | ACK, 0, total + 1, BASE | OBJECT, &[]);

@@ -1,9 +1,10 @@
-//! Segments of connections that no process here holds: the search for the holder, then a reset.
+//! Segments of connections that no process here holds: the process searches for the holder first,
+//! then the client is reset.
 
 use super::*;
 
 #[test]
-fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
+fn protected_and_parked_connections_are_not_reset() {
     let Some(mut rig) = Rig::v4() else { return };
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
     rig.open();
@@ -17,13 +18,14 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
         .unwrap()
         .set(3, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() })
         .unwrap();
-    // RSTs of a kernel that does not know the connection, however often the client retransmits.
+    // The kernel does not know the connection: its RSTs do not leave, however often the client
+    // retransmits.
     for _ in 0..2 {
         assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED);
         rig.refused_before(1);
     }
-    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT, "of a server's that lives");
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "no other segment of it");
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT, "a live server resets its connection");
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "only its RSTs are held back");
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     rig.trods.park(&rig.key()).unwrap();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
@@ -32,11 +34,12 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
     assert_eq!(rig.counters().resets, 4);
 }
 
-/// Of a kernel without a socket for it, or without a server.
+/// The kernel has no socket for the connection, or no server.
 #[test]
 fn unknown_connection_is_reset_one_second_after_first_segment() {
     let Some(mut rig) = Rig::v4() else { return };
-    // RSTs that answer an acknowledgement, and a SYN, which its client retransmits by itself.
+    // RSTs that answer an acknowledgement, and RSTs that answer a SYN, which its client retransmits
+    // without a probe.
     for (flags, seq, told) in
         [(RST, 5, vec![Seen::Refused(5)]), (RST | ACK, 0u32.wrapping_sub(SERVER), vec![])]
     {
@@ -47,7 +50,7 @@ fn unknown_connection_is_reset_one_second_after_first_segment() {
         rig.refused_before(1);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
         assert_eq!(rig.events(), vec![]);
-        // Of another time.
+        // The last RST was so long ago that the next one counts as the first.
         rig.refused_before(129);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
         assert_eq!(rig.events(), told);
@@ -55,7 +58,7 @@ fn unknown_connection_is_reset_one_second_after_first_segment() {
     assert_eq!(rig.counters().resets, 6);
 }
 
-/// Between two deaths another replica may have had the connection, so the second one begins like the first.
+/// Between two deaths another replica may have held the connection, so its RST is held back again.
 #[test]
 fn reset_waits_again_after_a_pause() {
     let Some(mut rig) = Rig::v4() else { return };
@@ -63,12 +66,16 @@ fn reset_waits_again_after_a_pause() {
         delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
         for _ in 0..2 {
             assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED, "{pause}");
-            assert_eq!(rig.events(), [Seen::Refused(5)], "the process asks the client");
+            assert_eq!(
+                rig.events(),
+                [Seen::Refused(5)],
+                "the process gets an event, at which it probes the client"
+            );
             rig.refused_before(pause);
         }
         assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED, "{pause}");
         rig.refused_before(2);
-        assert_eq!(rig.down(RST, 5, 0, &[]).0, NEXT, "{pause}: it has answered the process");
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, NEXT, "{pause}: the client has answered the probe");
         rig.events();
     }
 }
@@ -85,7 +92,7 @@ fn segments_of_orphan_are_parked_until_new_handshake() {
     let (seq, ack) = (CLIENT.wrapping_add(5).to_be_bytes(), SERVER.wrapping_add(9).to_be_bytes());
     assert_eq!((one[0], &one[24..28], &one[28..32], &one[40..]), (0x45, &seq[..], &ack[..], &b"GET"[..]));
     assert_eq!(most.len(), EVENT_OCTETS);
-    // Of another replica, which sent it on.
+    // Another replica handed this segment on.
     let lease = |tor| Lease { until: u64::MAX, settling: 0, tor };
     rig.trods.leases().unwrap().set(3, lease([3; 6])).unwrap();
     assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.events()), (DROP, vec![]));
@@ -106,7 +113,7 @@ fn pinned_connection_is_handed_on_once_and_kernel_is_muted() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         let (from, to, key) = (rig.client, rig.service, rig.key());
-        // As all frames here come: from this address, to the same.
+        // All frames of this test have this address as source and destination.
         let tor = [2; 6];
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
         for (flags, data) in [(ACK, &b"GET"[..]), (ACK, b""), (FIN | ACK, b""), (RST, b"")] {
@@ -118,22 +125,22 @@ fn pinned_connection_is_handed_on_once_and_kernel_is_muted() {
                 (REDIRECT, &[2, 0x52, 0x56, 0, 0, 5][..], &tor[..])
             );
             assert_eq!(out[12..], frame[12..]);
-            assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED, "a kernel that does not know yet");
+            assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED, "the kernel here must not answer");
             // Data becomes an event, for a later adoption by this replica.
             let told = if data.is_empty() { vec![] } else { vec![Seen::Parked(frame[14..].into())] };
             assert_eq!(rig.events(), told);
         }
         assert_eq!((rig.counters().handed_on, rig.counters().muted, rig.counters().parked), (4, 4, 0));
-        // From another member: it does not go round.
+        // Another member handed the segment on, so it is not handed on again.
         rig.trods.pin(&key, Pin { tor: [2, 2, 2, 2, 2, 3], holder: 5 }).unwrap();
         assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.events()), (NEXT, vec![]));
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
-        // Another connection between these ports is this host's.
+        // A new connection between these ports belongs to this host.
         rig.open();
         assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
         rig.limit(10, 10, None);
         assert_eq!(rig.down(ACK, 0, 3, b"HTTP").0, NEXT);
-        // Also without limits: the former connection of this replica has ended.
+        // The former connection of this replica has ended, so it has no limits.
         rig.trods.free(&key).unwrap();
         assert_eq!((rig.up(ACK, 0, 0, b"GET"), rig.down(ACK, 0, 3, b"HTTP").0), (NEXT, NEXT));
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
@@ -144,7 +151,7 @@ fn pinned_connection_is_handed_on_once_and_kernel_is_muted() {
     }
 }
 
-/// As at a replica that gets segments of a connection which another holds, without a pin.
+/// The replica gets segments of a connection that another one holds, and has no pin of it.
 #[test]
 fn unknown_segment_is_returned_to_tor_at_once() {
     let (tor, own, another) = ([2; 6], [2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 7]);
@@ -156,7 +163,11 @@ fn unknown_segment_is_returned_to_tor_at_once() {
             let segment = Segment { from, to, seq: 5, ack: 9, flags, options, data: data.into() };
             [&own[..], &source, &segment.frame()[12..]].concat()
         };
-        assert_eq!(rig.run("trods_ingress", &frame(tor, ACK, b"GET")).0, NEXT, "nobody knows who the ToR is");
+        assert_eq!(
+            rig.run("trods_ingress", &frame(tor, ACK, b"GET")).0,
+            NEXT,
+            "the address of the ToR is unknown"
+        );
         rig.trods.leases().unwrap().set(3, Lease { until: 0, settling: 0, tor }).unwrap();
         for (flags, data) in [(ACK, &b"GET"[..]), (ACK, b""), (FIN | ACK, b"")] {
             let frame = frame(tor, flags, data);
@@ -172,7 +183,7 @@ fn unknown_segment_is_returned_to_tor_at_once() {
         }
         rig.set_dead(true);
         let frame = frame(tor, ACK, b"GET");
-        assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame), "the next process may know");
+        assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame), "the next process decides");
         rig.set_dead(false);
         // The kernel gets segments that may complete a handshake, also without a socket.
         assert_eq!((rig.syn(), rig.up(ACK, 0, 7, b"GET")), (NEXT, NEXT));
@@ -182,12 +193,14 @@ fn unknown_segment_is_returned_to_tor_at_once() {
 #[test]
 fn flood_of_unknown_segments_is_mostly_not_returned() {
     let Some(rig) = Rig::v4() else { return };
-    // As all frames here come: from this address, to the same, so that one that was turned around comes again.
+    // All frames of this test have this address as source and destination, so the program gets a
+    // returned frame again.
     rig.trods.leases().unwrap().set(3, Lease { tor: [2; 6], ..Lease::default() }).unwrap();
     let (from, to, options) = (rig.client, rig.service, Vec::new());
     let frame = Segment { from, to, seq: 5, ack: 9, flags: ACK, options, data: Vec::new() }.frame();
     let program = rig.trods.object.progs_mut().find(|p| p.name() == "trods_ingress").unwrap();
-    // The last one may be the first of its time, now and then.
+    // Now and then the last segment is the first of the next period, so this needs several
+    // attempts.
     let passes = (0..10).any(|_| {
         let input = Input { data_in: Some(&frame), repeat: 5000, ..Input::default() };
         program.test_run(input).unwrap().return_value as i32 == NEXT
@@ -207,11 +220,11 @@ fn client_of_no_connection_is_reset_in_the_end() {
         if pinned {
             rig.trods.pin(&rig.key(), pin).unwrap();
         }
-        // As the kernel does for an unknown connection.
+        // The kernel sends this RST for an unknown connection.
         let refuses = || rig.down(RST, 500, 0, &[]).0;
         assert_eq!([refuses(), refuses()], [SWALLOWED; 2], "{settling} {pinned}");
         rig.refused_before(1);
-        assert_eq!(refuses(), SWALLOWED, "it may be looked for still");
+        assert_eq!(refuses(), SWALLOWED, "the search may still go on");
         rig.refused_before(1);
         assert_eq!(refuses(), NEXT, "{settling} {pinned}");
         // A socket's own RST leaves unless the connection is pinned; so does data.

@@ -7,7 +7,7 @@ fn unnamed(seq: u32, end: u32) -> Seen {
     Seen::Unnamed { seq, end, is_known: true, adopted: false }
 }
 
-/// As [`unlisted_target_continues_unnamed`], of a service with a store.
+/// Like [`unlisted_target_continues_unnamed`], for a service with a store.
 #[test]
 fn unlisted_response_is_held_for_recording() {
     let other = |from: &str, to: &str| std::str::from_utf8(GET).unwrap().replace(from, to).into_bytes();
@@ -20,7 +20,11 @@ fn unlisted_response_is_held_for_recording() {
         assert_eq!(rig.events(), [unnamed(0, 0), Seen::Request(0, asked.clone(), false)], "{text}");
         assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
         let end = asked.len() as u32;
-        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED, "nothing is acknowledged");
+        assert_eq!(
+            rig.answers(ACK, 0, end, KERNEL, &[]).verdict,
+            SWALLOWED,
+            "the request is not acknowledged yet"
+        );
         assert_eq!(
             rig.answers(ACK, 0, end, KERNEL, &response()).verdict,
             SWALLOWED,
@@ -63,7 +67,7 @@ fn request_with_unknown_response_head_makes_event_first() {
 
 /// The first response is named until a record of the connection is stored.
 #[test]
-fn a_second_request_is_recorded_where_that_can_be() {
+fn second_request_is_recorded_if_possible() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.records();
     let total = response().len() as u32;
@@ -77,17 +81,18 @@ fn a_second_request_is_recorded_where_that_can_be() {
     rig.store(end, total + 4);
     let sent = rig.answers(ACK, total, end, KERNEL, b"more");
     assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, end, NOBODYS));
-    // The process ends a connection that another replica had.
+    // The process ends a connection that was adopted.
     rig.put(|st| (st.phase, st.object, st.total, st.adopted) = (Phase::Echoed, OBJECT, total, true));
     rig.client_sends(ACK, 0, total, BASE | OBJECT, GET);
     assert_eq!(rig.events()[0], Seen::Unnamed { seq: 0, end: total, is_known: true, adopted: true });
-    // The head is unknown unless the whole first response was named here.
+    // The head is unknown unless this replica named the whole first response.
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
     assert_eq!(rig.client_sends(ACK, 0, total - 1, BASE | OBJECT, GET).verdict, NEXT);
     assert_eq!((rig.events(), rig.unnamed().second, rig.now().phase), (vec![], 1, Phase::Free));
 }
 
-/// Its end was not seen, and the next one between its ports has a handshake of the kernel's.
+/// The end of the former connection was not seen, and the kernel answers the next handshake between
+/// its ports.
 #[test]
 fn kernel_handshake_removes_former_connection() {
     let Some(rig) = Rig::stamped() else { return };
@@ -132,7 +137,8 @@ fn segment_before_socket_exists_is_replayed() {
             rig.trods.set_limits(&rig.key(), &Limits { awaited, ..limits }).unwrap();
             assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, verdict);
             match &rig.events()[..] {
-                // As it came, its echo too: it comes in again.
+                // The process gets the segment unchanged, with its echo, because it will be
+                // received again.
                 [Seen::Parked(packet)] if awaited => {
                     assert!(packet.ends_with(GET));
                     assert!(packet.windows(4).any(|word| word == BASE.to_be_bytes()));
