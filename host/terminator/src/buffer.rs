@@ -1,11 +1,13 @@
-//! Bytes on their way between two sockets: read and not consumed yet, or produced and not written yet.
+//! Buffers between two sockets: bytes that were read and not consumed yet, and bytes that were
+//! produced and not written yet.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
 use rustix::buffer::spare_capacity;
 
-/// Bytes that were read and not consumed yet. It has memory only while it holds bytes or is read into.
+/// Bytes that were read and not consumed yet. The buffer has memory only while it holds bytes or is
+/// being filled.
 #[derive(Debug)]
 pub(crate) struct Input {
     bytes: Vec<u8>,
@@ -47,21 +49,23 @@ impl Input {
         }
     }
 
-    /// Reads once, as much as there is room for. Returns the number of bytes; 0 is the end of the stream.
+    /// Reads once, at most as many bytes as there is room for. Returns their number; 0 is the end
+    /// of the stream.
     pub(crate) fn read_from(&mut self, source: impl AsFd) -> io::Result<usize> {
         debug_assert!(!self.is_full());
         self.make_room();
         Ok(rustix::io::read(source, spare_capacity(&mut self.bytes))?)
     }
 
-    /// Appends as many of these bytes as there is room for.
+    /// Appends at most as many of these bytes as there is room for.
     #[cfg(feature = "testing")]
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.make_room();
         self.bytes.extend_from_slice(&bytes[..bytes.len().min(self.capacity - self.bytes.len())]);
     }
 
-    /// The memory is not zeroed: a connection gives it back each time it waits.
+    /// Allocates the buffer without zeroing it: a waiting connection frees its buffer, so this runs
+    /// often.
     fn make_room(&mut self) {
         self.bytes.drain(..std::mem::take(&mut self.start));
         self.bytes.reserve_exact(self.capacity - self.bytes.len());
@@ -96,14 +100,15 @@ impl Output {
         self.len() == 0
     }
 
-    /// Writes once, this many bytes at most. Returns the number of bytes.
+    /// Writes once, at most `most` bytes. Returns the number of bytes written.
     pub(crate) fn write_to(&mut self, sink: &mut impl Write, most: usize) -> io::Result<usize> {
         let count = sink.write(&self.bytes[self.written..][..most.min(self.len())])?;
         if count == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
         self.written += count;
-        // Written bytes are dropped before they are the larger part, so no byte is moved more often than one is written.
+        // Written bytes are dropped once they are the larger part, so each byte is moved at most
+        // once.
         if 2 * self.written >= self.bytes.len() {
             self.bytes.drain(..self.written);
             self.written = 0;

@@ -1,5 +1,5 @@
-//! The TLS connection after its handshake: TLS 1.3 by records of our own, which another replica can make again, and
-//! TLS 1.2 by rustls.
+//! The TLS connection after its handshake. This crate makes the records of TLS 1.3, so that another
+//! replica can make the same ones; rustls serves TLS 1.2.
 
 use std::io::{Read, Write};
 
@@ -14,8 +14,8 @@ use crate::buffer::Input;
 use crate::state::{ConnectionState, Direction, ResponsePlace};
 use crate::track::Track;
 
-/// Records without data that a client may send in a row: KeyUpdates, alerts that end nothing, and empty ones. Each
-/// costs processor time and none brings a request further.
+/// Records without data that a client may send in a row: KeyUpdates, alerts that do not end the
+/// connection, and empty records. Each costs processor time and completes no request.
 const MAX_EMPTY_RECORDS: u32 = 32;
 
 /// Alert descriptions (RFC 8446 section 6).
@@ -25,13 +25,13 @@ const RECORD_OVERFLOW: u8 = 22;
 const INTERNAL_ERROR: u8 = 80;
 const USER_CANCELED: u8 = 90;
 
-/// The client broke TLS. `alert` is sent to it and the connection ends.
+/// The client violated TLS. It gets this alert, and the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     pub(crate) alert: Option<u8>,
 }
 
-/// The end of the client's data.
+/// Whether the client may send more data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// The client may send more data.
@@ -43,13 +43,13 @@ pub(crate) enum Received {
 /// A connection after its handshake.
 #[derive(Debug)]
 pub(crate) enum Channel {
-    /// TLS 1.3: records of our own.
+    /// TLS 1.3, with records made by this crate.
     Records(Box<Records>),
     /// TLS 1.2, by rustls.
     Library(Box<ServerConnection>),
 }
 
-/// TLS 1.3 in records of our own.
+/// The records of a TLS 1.3 connection.
 #[derive(Debug)]
 pub(crate) struct Records {
     receiver: Receiver,
@@ -58,12 +58,12 @@ pub(crate) struct Records {
     empty_records: u32,
     sent: Direction,
     key: RecordKey,
-    /// The client asked for a KeyUpdate. It goes before the next response.
+    /// The client has requested a KeyUpdate, which is sent before the next response.
     update_due: bool,
     response: ResponsePlace,
-    /// Of a protected connection.
+    /// Positions of plaintext in the streams, for a protected connection.
     track: Option<Box<Track>>,
-    /// Bytes of the client's stream before the records that were opened last.
+    /// Offset in the client's stream at which the records that were opened last begin.
     last_begun: u64,
 }
 
@@ -83,8 +83,8 @@ impl Records {
         }
     }
 
-    /// The records of an adopted connection, of which `track` knows the state. `offsets` are those of the state in the streams
-    /// of the client and the server.
+    /// The records of an adopted connection, with the positions in `track`. `offsets`: where the
+    /// state begins in the streams of the client and of the server.
     pub(crate) fn of_state(state: &State, track: Track, offsets: (u64, u64)) -> Self {
         let receiver = Receiver::new(state.read.secret.clone(), state.read.record);
         let mut records = Self::new(receiver, offsets.0, direction(&state.write, offsets.1));
@@ -94,18 +94,18 @@ impl Records {
         records
     }
 
-    /// The next record to the client begins here.
+    /// Sets the position and stream offset of the next record to the client.
     pub(crate) fn continue_at(&mut self, position: &Position, offset: u64) {
         self.sent = direction(position, offset);
         self.key = position.secret.record_key();
     }
 
-    /// As [`track`](Self::track), from a state on.
+    /// Starts to keep positions as [`track`](Self::track) does, from those of a state.
     pub(crate) fn set_track(&mut self, track: Track) {
         self.track = Some(Box::new(track));
     }
 
-    /// Keeps the numbers of plaintext and records from now on.
+    /// Starts to keep the positions of plaintext and records.
     pub(crate) fn track(&mut self) {
         self.track = Some(Box::new(Track::new(self.read_position())));
     }
@@ -118,12 +118,12 @@ impl Records {
         self.track.as_deref_mut()
     }
 
-    /// Bytes of the stream to the client that were sealed.
+    /// Bytes of the stream to the client that were sealed so far.
     pub(crate) fn sent_offset(&self) -> u64 {
         self.sent.offset
     }
 
-    /// Bytes of the client's stream before the records that were opened last.
+    /// Offset in the client's stream at which the records that were opened last begin.
     pub(crate) fn last_begun(&self) -> u64 {
         self.last_begun
     }
@@ -137,8 +137,8 @@ impl Records {
         }
     }
 
-    /// The state of the connection as the flow's record has it. `None` if the record ends within one of the client's records,
-    /// or begins where no response does.
+    /// The connection's state with the flow's record. `None` if that record ends in the middle of
+    /// one of the client's TLS records, or begins where no response begins.
     pub(crate) fn state_of(&self, http: Record) -> Option<State> {
         let track = self.tracked()?;
         let count = http.responses.len();
@@ -254,7 +254,7 @@ impl Records {
             |sent: &Direction| Response::new(sent.offset as u32, sent.next_record, head.len() as u64, body);
         let response = place(&self.sent).or_else(|_| {
             if is_updated && let Some(track) = &mut self.track {
-                // A state has no two in a row.
+                // A state has no place for two KeyUpdates in a row.
                 track.is_unplaced = true;
             }
             is_updated = true;
@@ -275,8 +275,8 @@ impl Records {
 }
 
 impl Channel {
-    /// Opens what `input` begins with, until `plaintext` has about `limit` bytes. Appends to `out` what rustls answers: that it
-    /// does not renegotiate.
+    /// Opens the records at the beginning of `input`, until `plaintext` has about `limit` bytes.
+    /// Appends replies of rustls to `out`, such as the refusal to renegotiate.
     pub(crate) fn receive(
         &mut self,
         input: &mut Input,
@@ -296,8 +296,8 @@ impl Channel {
         }
     }
 
-    /// The response that begins now and has this head and length, as it lies in the stream; `None` where the rule does not
-    /// apply, and it is sent by [`send`](Self::send).
+    /// Begins a response with this head and body length, and returns its layout in the stream.
+    /// `None` if the record rule does not apply; the caller then uses [`send`](Self::send).
     pub(crate) fn begin_response(&mut self, head: &[u8], body: u64, out: &mut Vec<u8>) -> Option<Response> {
         match self {
             Self::Records(records) => records.begin_response(head, body, out),
@@ -314,7 +314,8 @@ impl Channel {
         }
     }
 
-    /// Sends bytes in records that are cut where the bytes end. No replica can make them again.
+    /// Sends bytes in records that end where the bytes end. Another replica cannot make these
+    /// records.
     pub(crate) fn send(&mut self, plaintext: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Records(records) => {
@@ -345,7 +346,7 @@ impl Channel {
         }
     }
 
-    /// Reports why the connection ends. rustls has sent its own alert.
+    /// Sends the alert with which the connection ends. rustls has already sent its own.
     pub(crate) fn send_alert(&mut self, broken: Broken, out: &mut Vec<u8>) {
         if let (Self::Records(records), Some(alert)) = (self, broken.alert) {
             records.seal(ContentType::Alert, &[2, alert], out);
@@ -368,7 +369,7 @@ impl Channel {
         }
     }
 
-    /// The state that another replica needs to continue; `None` for TLS 1.2.
+    /// The state with which another replica can continue; `None` for TLS 1.2.
     pub(crate) fn state(&self) -> Option<ConnectionState<'_>> {
         match self {
             Self::Records(records) => Some(records.state()),
@@ -425,7 +426,7 @@ fn receive_by_library(
     }
 }
 
-/// Appends what rustls has to send.
+/// Appends the bytes that rustls wants to send.
 pub(crate) fn write_library(tls: &mut ServerConnection, out: &mut Vec<u8>) {
     // Writing to a Vec does not fail.
     while tls.wants_write() && tls.write_tls(out).is_ok() {}

@@ -1,4 +1,5 @@
-//! One client's connection and its connection to the server: sockets, buffers, time limits. Nothing here blocks.
+//! One client's connection and its connection to the server: sockets, buffers, time limits. No call
+//! here blocks.
 
 mod protected;
 
@@ -20,10 +21,10 @@ use crate::relay::{CLIENT_INPUT_BYTES, Context, Open};
 use crate::resume::Resume;
 use crate::socket::Socket;
 
-/// Rounds of reading and writing before other connections have their turn.
+/// Rounds of reading and writing before other connections get their turn.
 const ROUNDS: usize = 8;
-/// Bytes behind our `close_notify` that are read and thrown away: unread ones would make the kernel reset the connection,
-/// and the client lose the end of the response.
+/// Bytes that are read and discarded after our `close_notify`. Unread bytes would make the kernel
+/// reset the connection, and the client could lose the end of the response.
 const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// The response to a client that sends plain HTTP.
@@ -54,13 +55,13 @@ fn observe(context: &Context<'_>, client: &TcpStream, channel: &Channel) {
 enum Stage {
     Handshake(Handshake),
     Open(Box<Open>),
-    /// The rest of the responses of a state, then `Open`.
+    /// Makes the rest of a state's responses; then the phase is `Open`.
     Resume(Box<(Resume, Records)>),
-    /// The rest of the output goes to the client, then the client closes.
+    /// Writes the rest of the output, then waits for the client to close.
     Closing {
         is_shut: bool,
         discarded: usize,
-        /// What the protection needs to its end.
+        /// The open connection, which the protection needs until it has ended.
         open: Option<Box<Open>>,
     },
 }
@@ -74,18 +75,18 @@ pub(crate) struct Connection {
     input: Input,
     output: Output,
     stage: Stage,
-    /// When the current wait began: of the handshake, a head, the end.
+    /// When the current wait began: for the handshake, a head, or the end of the connection.
     since: Instant,
     /// When a byte last passed.
     moved: Instant,
-    /// Bytes that the client moved since it is waited for.
+    /// Bytes that the client has sent or accepted since `client_busy`.
     client_bytes: u64,
-    /// When the client began to be waited for, with bytes to take or to send.
+    /// Since when the connection waits for the client to send or accept bytes.
     client_busy: Option<Instant>,
     /// Bytes of the stream that were written.
     written: u64,
     protection: Option<Protection>,
-    /// When the connection is to be driven though there is no event.
+    /// When the connection must be driven even without an event.
     pub(crate) look_at: Option<Instant>,
 }
 
@@ -140,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Moves what can be moved.
+    /// Reads and writes until the sockets would block or other connections get their turn.
     pub(crate) fn drive(&mut self, context: &Context<'_>, now: Instant) -> Turn {
         let is_look = self.look_at.take_if(|at| *at <= now).is_some();
         if is_look {
@@ -181,9 +182,11 @@ impl Connection {
         }
     }
 
-    /// Returns whether anything changed; an error ends the connection.
+    /// One round of reading and writing. Returns whether anything changed; an error ends the
+    /// connection.
     fn round(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
-        // A client that is gone is noticed also while nothing is read from it and nothing written to it.
+        // Notices a client that has reset its connection, even while nothing is read from it or
+        // written to it.
         if self.client.failed {
             return Err(ErrorKind::ConnectionReset.into());
         }
@@ -256,7 +259,7 @@ impl Connection {
                 let client_name = handshake.client_name().map_err(|_| ErrorKind::InvalidData)?;
                 let mut channel = handshake.into_channel().map_err(|_| ErrorKind::InvalidData)?;
                 if client_name.is_none() {
-                    // A state has no name.
+                    // A stored state has no place for a client's name, so a connection with one is unprotected.
                     self.protect(context, &mut channel);
                 } else {
                     self.leave_unprotected(context);
@@ -276,7 +279,7 @@ impl Connection {
                 context.counters.count_failure(failure);
                 match failure {
                     Failure::PlainHttp => self.output.bytes().extend_from_slice(PLAIN_HTTP_REPLY),
-                    // rustls's alert is in the output.
+                    // The output already has the alert of rustls.
                     Failure::Refused => {}
                     Failure::NotTls => return Err(ErrorKind::InvalidData.into()),
                 }
@@ -296,7 +299,7 @@ impl Connection {
         let mut client_bytes = 0;
         let result = (|| -> io::Result<(bool, Progress)> {
             let mut changed = false;
-            // Without a limit, a client could fill the memory by pipelining.
+            // A client that pipelines could fill the memory without this limit.
             if !open.client_ended && open.exchange.wants_client(open.data.len()) {
                 let read = self.client.read(&mut self.input)?;
                 client_bytes = read.unwrap_or(0);
@@ -311,13 +314,14 @@ impl Connection {
                     }
                 }
                 changed |= self.input.len() != before;
-                // The end of TCP without close_notify: no more comes, and what a cut request lacks is known by its length.
+                // The client closed TCP without close_notify. It sends no more, and the length of a
+                // request shows whether it was cut.
                 open.client_ended |= read == Some(0);
             }
             let mut may_take = true;
             if let (Some(protection), Some(records)) = (&mut self.protection, open.channel.records()) {
                 let new = &open.data[data_before..];
-                // An idle client that ends waits for nothing.
+                // An idle client that has closed its direction waits for no response.
                 let ended =
                     open.client_ended && !had_ended && !(open.exchange.is_idle() && open.data.is_empty());
                 if !new.is_empty() || ended {
@@ -335,7 +339,7 @@ impl Connection {
             }
             Ok((changed | step.0, step.1))
         })();
-        // Before any byte of the response leaves.
+        // Reported before any byte of the response leaves.
         if open.exchange.events.repeatable_responses > 0 {
             observe(context, &self.client.stream, &open.channel);
         }
@@ -347,7 +351,8 @@ impl Connection {
         if was_empty && !open.data.is_empty() {
             self.since = now;
         }
-        // The client is waited for while it has bytes to take, or a request has begun and not ended.
+        // The connection waits for the client while it has bytes to send to it, or a request has
+        // begun and not ended.
         let is_waited_for = !self.output.is_empty() || open.exchange.awaits_request();
         match (is_waited_for, self.client_busy) {
             (true, None) => (self.client_busy, self.client_bytes) = (Some(now), 0),
@@ -372,13 +377,14 @@ impl Connection {
         Ok(changed)
     }
 
-    /// The client gets the sealed records and no `close_notify`, because its response is not whole.
+    /// Ends the connection without `close_notify` after the sealed records, because the response is
+    /// incomplete.
     fn abort(&mut self, now: Instant) {
         self.with_protection(|protection, records| protection.give_up(Reason::Closed, records));
         self.close(now);
     }
 
-    /// Ends what took too long.
+    /// Ends a connection that has exceeded a time limit.
     pub(crate) fn expire(&mut self, limits: &TimeLimits, now: Instant, counters: &Counters) -> Turn {
         let waits = |since: Instant, limit: Duration| now.saturating_duration_since(since) > limit;
         let is_slow = self.client_busy.is_some_and(|since| {
@@ -433,7 +439,7 @@ impl Connection {
         Turn::Again
     }
 
-    /// Ends an idle connection, of a process that is about to end.
+    /// Ends the connection if it is idle, because the process is stopping.
     pub(crate) fn end_if_idle(&mut self, now: Instant) -> Turn {
         match &mut self.stage {
             Stage::Open(open) if open.exchange.is_idle() && self.output.is_empty() => {

@@ -18,7 +18,7 @@ pub struct Counters {
     pub(crate) in_handshake: Gauge,
     protected: AtomicU64,
     adopted: AtomicU64,
-    /// By reason.
+    /// Number of unprotected connections, by reason.
     unprotected: Mutex<BTreeMap<&'static str, u64>>,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -39,20 +39,20 @@ pub struct Counters {
     bad_responses: AtomicU64,
 }
 
-/// Sums of connections, as the agent reports them.
+/// Sums over all connections, for the agent's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Connections now in their handshake.
+    /// Connections that are now in their handshake.
     pub in_handshake: u64,
-    /// Connections that began here and had a stored state.
+    /// Connections that began at this replica and had a stored state.
     pub protected: u64,
     /// Connections that no other replica can continue, from the beginning or from some request on, by reason.
     pub unprotected: BTreeMap<&'static str, u64>,
     /// Connections of other replicas that continue here.
     pub adopted: u64,
-    /// Handshakes that ended well.
+    /// Successful handshakes.
     pub handshakes: u64,
-    /// Those of them that resumed a session.
+    /// Handshakes among these that resumed a session.
     pub resumed: u64,
 }
 
@@ -82,7 +82,7 @@ impl Counters {
         }
     }
 
-    /// A connection whose first state is stored.
+    /// Counts a connection whose first state is stored.
     pub(crate) fn count_protected(&self) {
         increment(&self.protected);
     }
@@ -91,7 +91,8 @@ impl Counters {
         increment(&self.adopted);
     }
 
-    /// A connection that no other replica can continue, and why not: at most 32 characters a to z, 0 to 9 and `_`.
+    /// Counts a connection that no other replica can continue. `reason`: at most 32 characters a to
+    /// z, 0 to 9 and `_`.
     pub(crate) fn count_unprotected(&self, reason: &'static str) {
         *self.unprotected.lock().entry(reason).or_default() += 1;
     }
@@ -188,7 +189,7 @@ impl Counters {
         metric(
             "late_total",
             "counter",
-            "Connections that ended as a side was too slow.",
+            "Connections that ended because a side was too slow.",
             &[("", get(&self.late))],
         );
         metric("requests_total", "counter", "Requests sent to the server.", &[("", get(&self.requests))]);

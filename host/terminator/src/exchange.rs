@@ -1,7 +1,9 @@
-//! The HTTP/1.1 of one connection: which bytes of the client go to the server, and which of the server's to the client.
+//! The HTTP/1.1 of one connection: parses the client's bytes into requests to the server, and the
+//! server's bytes into responses.
 //!
-//! One request at a time goes to the server. The next of a pipeline waits until the response before it has ended, so a
-//! response always belongs to a known request. Nothing here reads or writes a socket.
+//! The server gets one request at a time. The next request of a pipeline waits until the response
+//! before it has ended, so each response belongs to a known request. This module does not read or
+//! write sockets.
 
 use std::net::SocketAddr;
 
@@ -17,23 +19,23 @@ pub(crate) const MAX_OUTPUT_BYTES: usize = 128 << 10;
 /// Bytes for the server that may wait to be written.
 const MAX_UPLOAD_BYTES: usize = 64 << 10;
 
-/// Events since the last reading, for the counters.
+/// Events since the last call, for the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Events {
     pub(crate) requests: u64,
-    /// Responses in records that another replica can make again.
+    /// Responses in records that another replica can make again, too.
     pub(crate) repeatable_responses: u64,
-    /// Responses of unknown length, or of TLS 1.2.
+    /// Responses of unknown length, and responses over TLS 1.2.
     pub(crate) other_responses: u64,
     pub(crate) tunnels: u64,
     pub(crate) refused_requests: u64,
     pub(crate) bad_responses: u64,
 }
 
-/// Where the bytes of the client go.
+/// Which part of a request the client's next bytes belong to.
 #[derive(Debug)]
 enum RequestPhase {
-    /// A head comes next. So many bytes of it were searched for its end.
+    /// A head is expected. The number counts its bytes that were already searched for its end.
     Head(usize),
     Body(Body),
     /// The request is complete, and its response is still incomplete.
@@ -41,7 +43,7 @@ enum RequestPhase {
     Tunnel,
 }
 
-/// The state of the response.
+/// Progress of the response.
 #[derive(Debug)]
 enum ReplyPhase {
     /// The server owes no response.
@@ -57,21 +59,23 @@ enum ReplyPhase {
         response: Response,
         offset: u64,
     },
-    /// A body in records that end where the bytes do.
+    /// A body in records that end where the server's bytes end.
     Body(Body),
     Tunnel,
 }
 
-/// How a connection goes on.
+/// How the connection continues after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// The connection continues with the next bytes.
     Open,
     /// The last response has ended: `close_notify`.
     Close,
-    /// A response is cut short. The client must not take it for whole, so it gets no `close_notify`.
+    /// A response was cut. The connection ends without `close_notify`, so that the client does not
+    /// take the response for complete.
     Abort,
-    /// The server closed an idle connection at the moment of the request, which must go to another connection.
+    /// The server closed an idle connection just before the request, which must be sent on another
+    /// connection.
     Repeat,
 }
 
@@ -80,13 +84,13 @@ pub(crate) enum Progress {
 pub(crate) struct Exchange {
     peer: SocketAddr,
     forwarded: Forwarded,
-    /// Of the client's certificate.
+    /// Name in the client's certificate.
     pub(crate) client_name: Option<String>,
     request: RequestPhase,
     reply: ReplyPhase,
-    /// The connection ends with the response.
+    /// The connection ends after this response.
     close: bool,
-    /// The head that went to the server, while it may be sent again.
+    /// Head of the request, while it may be sent again on another connection.
     repeatable: Vec<u8>,
     pub(crate) events: Events,
 }
@@ -105,7 +109,7 @@ impl Exchange {
         }
     }
 
-    /// Whether a server's connection is needed.
+    /// Whether a connection to the server is needed.
     pub(crate) fn needs_server(&self) -> bool {
         !matches!(self.reply, ReplyPhase::Nothing)
     }
@@ -119,12 +123,13 @@ impl Exchange {
         matches!(self.reply, ReplyPhase::Tunnel)
     }
 
-    /// Whether a response of known length has begun and not ended.
+    /// Whether a response of known length is in progress.
     pub(crate) fn is_in_records(&self) -> bool {
         matches!(self.reply, ReplyPhase::Records { .. })
     }
 
-    /// Whether nothing of the response has reached the client, so that an error still can.
+    /// Whether no byte of the response was sent to the client, so that an error response is still
+    /// possible.
     pub(crate) fn awaits_head(&self) -> bool {
         matches!(self.reply, ReplyPhase::Head { .. })
     }
@@ -134,22 +139,23 @@ impl Exchange {
         matches!(self.request, RequestPhase::Body(_))
     }
 
-    /// The request may be sent to another connection of the server.
+    /// Whether the request may be sent again on another connection to the server.
     fn is_repeatable(&self) -> bool {
         !self.repeatable.is_empty() && self.awaits_head()
     }
 
-    /// Whether more of the client's data is of use.
+    /// Whether to read more of the client's data.
     pub(crate) fn wants_client(&self, waiting: usize) -> bool {
         match self.request {
             RequestPhase::Head(_) => waiting <= MAX_HEAD_BYTES,
             RequestPhase::Body(_) | RequestPhase::Tunnel => waiting < MAX_UPLOAD_BYTES,
-            // So that the client's end is noticed, but no more than a record of a pipeline waits.
+            // Reads on, to notice the end of the client's data, but keeps at most one record of a
+            // pipeline.
             RequestPhase::Complete => waiting == 0,
         }
     }
 
-    /// Moves what can be moved from the client's data to the server.
+    /// Passes as much as possible of the client's data to the server.
     pub(crate) fn take_request(&mut self, data: &mut Vec<u8>, server: &mut Output) -> Result<(), u16> {
         let mut used = 0;
         let result = self.take(data, &mut used, server);
@@ -217,14 +223,14 @@ impl Exchange {
         }
     }
 
-    /// Appends the head that must be sent again to a new connection of the server.
+    /// Appends the head that must be sent again on a new connection to the server.
     pub(crate) fn repeat_request(&mut self, server: &mut Output) {
         server.bytes().extend_from_slice(&self.repeatable);
-        // Once is enough: the next failure is not that of an old connection.
+        // Only one repetition: a second failure is not caused by an old connection.
         self.repeatable.clear();
     }
 
-    /// Moves what can be moved from the server's bytes to the client.
+    /// Passes as much as possible of the server's bytes to the client.
     pub(crate) fn take_reply(
         &mut self,
         server: &mut Input,
@@ -234,7 +240,7 @@ impl Exchange {
         while client.len() < MAX_OUTPUT_BYTES {
             match &mut self.reply {
                 ReplyPhase::Nothing => {
-                    // Bytes that no request asked for would become the response to the next one.
+                    // Bytes without a request would become the response to the next one.
                     return if server.is_empty() { Progress::Open } else { Progress::Abort };
                 }
                 ReplyPhase::Head { scanned, .. } => {
@@ -251,7 +257,7 @@ impl Exchange {
                 }
                 ReplyPhase::Records { response, offset } => {
                     while let Some(record) = response.record_at(*offset) {
-                        // The head has gone; the server's bytes are the body.
+                        // The head was sent already; the server's bytes are the body.
                         let length = (record.plaintext.end - record.plaintext.start) as usize;
                         let Some(plaintext) = server.data().get(..length) else { return Progress::Open };
                         channel.send_record(record.number, plaintext, client.bytes());
@@ -351,8 +357,9 @@ impl Exchange {
 
     fn end_reply(&mut self) -> Option<Progress> {
         self.reply = ReplyPhase::Nothing;
-        // A client that still sends the body of an answered request, or keeps it since no 100 came, cannot be kept: where
-        // its next request begins is not known.
+        // The client has not sent the whole body of an answered request, perhaps because it waits
+        // for a 100. The connection cannot be kept, because the start of its next request is
+        // unknown.
         if self.close || !matches!(self.request, RequestPhase::Complete) {
             self.close = true;
             return Some(Progress::Close);
@@ -361,7 +368,7 @@ impl Exchange {
         None
     }
 
-    /// The server has closed its connection; all of its bytes were taken.
+    /// Handles the end of the server's connection, after all of its bytes were taken.
     pub(crate) fn end_of_server(
         &mut self,
         is_reused: bool,
@@ -387,8 +394,8 @@ impl Exchange {
         }
     }
 
-    /// Sends a response of our own in place of the server's. It ends the connection. Where a response has begun, nothing
-    /// can be sent.
+    /// Sends an error response in place of the server's, and ends the connection. Sends nothing if
+    /// a response has begun.
     pub(crate) fn replace_reply(
         &mut self,
         status: u16,
@@ -416,7 +423,7 @@ impl Exchange {
     }
 }
 
-/// Seals the records of the head. Returns the offset of the ciphertext behind them.
+/// Seals the records of the head. Returns the offset of the ciphertext after them.
 fn send_head(response: Response, head: &[u8], channel: &mut Channel, client: &mut Output) -> u64 {
     let mut offset = 0;
     while let Some(record) = response.record_at(offset)
@@ -429,7 +436,7 @@ fn send_head(response: Response, head: &[u8], channel: &mut Channel, client: &mu
     offset
 }
 
-/// How many of these bytes belong to the body; `None` if they break its coding.
+/// How many of these bytes belong to the body; `None` if they violate its transfer coding.
 fn read_body(body: &mut Body, data: &[u8]) -> Option<usize> {
     match body {
         Body::Length(left) => {

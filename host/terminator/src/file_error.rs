@@ -1,4 +1,4 @@
-//! A file of the configuration that cannot be used.
+//! The error for a configured file that cannot be used.
 
 use std::path::{Path, PathBuf};
 

@@ -20,37 +20,41 @@ use zeroize::Zeroizing;
 use crate::file_error::FileError;
 use crate::tickets::{TicketKey, TicketKeys};
 
-/// A chain of certificates is far shorter.
+/// Longest file. Certificate chains are far shorter.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A certificate chain and its private key, as PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// The certificate, then the intermediate ones.
+    /// PEM file of the certificate, followed by intermediate certificates.
     pub chain: PathBuf,
-    /// Its private key.
+    /// PEM file of the private key.
     pub key: PathBuf,
 }
 
-/// Inode, size and time of change of a file, if it is there.
+/// Inode, size and modification time of a file; `None` if it does not exist.
 pub(crate) type Fingerprint = Option<(u64, u64, i64, i64)>;
 
 /// The files from which TLS is configured.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// Chosen by the name that a client asks for (SNI). The first is for other names, and for clients that name none.
+    /// Certificates, chosen by the name in the client's SNI. The first one serves all other names,
+    /// and clients without SNI.
     pub certificates: Vec<Certificate>,
-    /// Keys of session tickets, the same at each replica. Without a file they are this process's own.
+    /// File of session ticket keys, which all replicas share. Without a file, keys of this process
+    /// are used.
     pub ticket_keys: Option<PathBuf>,
-    /// The keys themselves, in place of a file: the first seals new tickets, and all open old ones.
+    /// Session ticket keys, in place of a file: the first one seals new tickets, and all of them
+    /// open old ones.
     pub given_tickets: Vec<TicketKey>,
-    /// Authorities of clients' certificates (PEM). Every client must then have a certificate of one of them, and gets no
-    /// session ticket: a resumed session would not be checked again.
+    /// Authorities that sign clients' certificates (PEM). If set, each client must have a
+    /// certificate of one of them. Clients then get no session tickets, because a resumed session
+    /// would not be checked again.
     pub client_ca: Option<PathBuf>,
 }
 
 impl Files {
-    /// Reads all files. `own_tickets` is used where there is no file of ticket keys.
+    /// Reads all files. `own_tickets` is used if no ticket keys are configured.
     pub(crate) fn load(&self, own_tickets: &Arc<dyn ProducesTickets>) -> Result<ServerConfig, FileError> {
         let provider = Arc::new(crypto::ring::default_provider());
         let mut entries = Vec::new();
@@ -71,18 +75,18 @@ impl Files {
         };
         let mut config = builder.with_cert_resolver(Arc::new(Resolver(entries)));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // All tickets fill one record, so that data begins at a known one.
+        // All tickets fit into one record, so the record number of the first data is known.
         config.send_tls13_tickets = usize::from(self.client_ca.is_none());
         if self.client_ca.is_none() {
             config.ticketer = ticketer;
         }
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Data before Finished could be replayed.
+        // Data before the client's Finished could be replayed.
         config.max_early_data_size = 0;
         Ok(config)
     }
 
-    /// Changes when a file does.
+    /// A value that changes when one of the files does.
     pub(crate) fn fingerprint(&self) -> Vec<Fingerprint> {
         let certificates = self.certificates.iter().flat_map(|c| [&c.chain, &c.key]);
         certificates
@@ -96,7 +100,7 @@ impl Files {
     }
 }
 
-/// A certificate and the names it holds for, in lower case.
+/// A certificate and its names, in lower case.
 struct Entry {
     names: Vec<String>,
     key: Arc<CertifiedKey>,
@@ -161,7 +165,7 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// Chooses a certificate by the name that the client asks for.
+/// Chooses a certificate by the name in the client's SNI.
 struct Resolver(Vec<Entry>);
 
 impl fmt::Debug for Resolver {
@@ -179,7 +183,7 @@ impl Resolver {
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let schemes = hello.signature_schemes();
-        // A name may have a certificate of each kind of key.
+        // A name may have several certificates, with different types of keys.
         let fits = |entry: &&Entry| entry.key.key.choose_scheme(schemes).is_some();
         let named = hello.server_name().and_then(|name| {
             let name = name.to_ascii_lowercase();

@@ -1,14 +1,14 @@
-//! A number of things that exist now.
+//! Counts objects that exist at present.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many [`Counted`] exist.
+/// The number of [`Counted`] that exist.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge(Arc<AtomicUsize>);
 
 impl Gauge {
-    /// Counts one more, until it is dropped.
+    /// Counts one more object until the returned value is dropped.
     pub(crate) fn count(&self) -> Counted {
         self.0.fetch_add(1, Relaxed);
         Counted(self.0.clone())
@@ -19,7 +19,7 @@ impl Gauge {
     }
 }
 
-/// One of those that a [`Gauge`] counts.
+/// An object that a [`Gauge`] counts.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<AtomicUsize>);
 

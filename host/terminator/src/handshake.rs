@@ -1,5 +1,5 @@
-//! The handshake, by rustls, which gets one record at a time: given more, it would read the client's data behind Finished
-//! and keep it.
+//! The handshake, done by rustls. It gets one record at a time: otherwise it would read the
+//! client's data after Finished and keep it.
 
 use std::sync::Arc;
 
@@ -14,10 +14,11 @@ use crate::gauge::Counted;
 use crate::state::Direction;
 use crate::subject::name_of;
 
-/// Bytes that a client may send before its handshake ends. The longest ClientHello that is allowed has 64 kB.
+/// Bytes that a client may send before its handshake ends. The longest ClientHello that TLS allows
+/// has 64 kB.
 const MAX_HANDSHAKE_BYTES: u64 = 128 << 10;
 
-/// Labels of a key log.
+/// Labels of the secrets in a key log.
 const CLIENT_SECRET: &str = "CLIENT_TRAFFIC_SECRET_0";
 const SERVER_SECRET: &str = "SERVER_TRAFFIC_SECRET_0";
 
@@ -28,11 +29,11 @@ pub(crate) enum Failure {
     PlainHttp,
     /// The client sent something else that is not TLS.
     NotTls,
-    /// The handshake broke a rule, or found nothing that both sides support.
+    /// The handshake violated TLS, or the sides have no version or cipher suite in common.
     Refused,
 }
 
-/// The two application traffic secrets, by the key log of one connection.
+/// The two application traffic secrets, from the key log of one connection.
 #[derive(Debug, Default)]
 struct Secrets(Mutex<[Zeroizing<Vec<u8>>; 2]>);
 
@@ -67,8 +68,8 @@ impl Handshake {
         Ok(Self { tls, secrets, received_bytes: 0, sent_bytes: 0, ticket_records: 0, _counted })
     }
 
-    /// Reads the whole records of `input` up to the end of the handshake, and appends to `out` what the client must get.
-    /// Returns true if the handshake has ended.
+    /// Handles the complete records of `input` up to the end of the handshake, and appends the
+    /// replies for the client to `out`. Returns true if the handshake has ended.
     pub(crate) fn advance(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Result<bool, Failure> {
         loop {
             check_header(input.data())?;
@@ -100,19 +101,20 @@ impl Handshake {
         }
     }
 
-    /// Whether the client came back with a session ticket.
+    /// Whether the client resumed a session by a ticket.
     pub(crate) fn is_resumed(&self) -> bool {
         self.tls.handshake_kind() == Some(HandshakeKind::Resumed)
     }
 
-    /// The name of the client's certificate, which rustls has verified; `None` without one. A name that cannot be read is
-    /// an error: the server would take the client for one without a certificate.
+    /// Name in the client's certificate, which rustls has verified; `None` without a certificate.
+    /// An unreadable name is an error: otherwise the server would take the client for one without a
+    /// certificate.
     pub(crate) fn client_name(&self) -> Result<Option<String>, Failure> {
         let Some(certificate) = self.tls.peer_certificates().and_then(<[_]>::first) else { return Ok(None) };
         name_of(certificate).map(Some).ok_or(Failure::Refused)
     }
 
-    /// The connection behind a handshake that has ended.
+    /// The connection after a successful handshake.
     pub(crate) fn into_channel(self) -> Result<Channel, Failure> {
         if self.tls.protocol_version() != Some(ProtocolVersion::TLSv1_3) {
             return Ok(Channel::Library(self.tls));
@@ -132,7 +134,7 @@ impl Handshake {
     }
 }
 
-/// Refuses what cannot be the beginning of a record, before its length makes us wait for the rest.
+/// Refuses bytes that cannot begin a record, before their length field makes us wait for the rest.
 fn check_header(data: &[u8]) -> Result<(), Failure> {
     match data {
         [20..=23, 3, ..] | [20..=23] | [] => Ok(()),

@@ -1,18 +1,21 @@
-//! Heads of requests and responses: where their bodies end, and what the server gets of a request's head.
+//! Heads of requests and responses: finds the ends of their bodies, and makes the request head that
+//! the server gets.
 //!
-//! [`rivulet_http`] reads the lines. A head that two readers could understand differently is refused here, and the head
-//! for the server is written from the parsed lines, so that the server sees the request that was checked.
+//! [`rivulet_http`] parses the lines. Heads that two parsers could understand differently are
+//! refused. The head for the server is written from the parsed lines, so that the server sees
+//! exactly the request that was checked.
 
 use std::net::SocketAddr;
 
 use rivulet_http::{Chunks, Field, Framing, Method, Refused, RequestLine, StatusLine};
 
-/// Bytes of a head at most.
+/// Longest head, bytes.
 pub(crate) const MAX_HEAD_BYTES: usize = 32 << 10;
 
 const BAD_REQUEST: Refused = Refused(400);
 
-/// Fields by which a server learns of the client. The client's own are removed: only ours are true.
+/// Fields from which a server learns the client's address. A client's own fields of these names are
+/// removed.
 const FORWARDED: [&[u8]; 5] =
     [b"forwarded", b"x-real-ip", b"client-cert", b"client-cert-chain", b"proxy-connection"];
 const FORWARDED_PREFIX: &[u8] = b"x-forwarded-";
@@ -32,11 +35,11 @@ pub enum Forwarded {
 /// The body of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// This many bytes are left.
+    /// A body of known length; this many bytes are left.
     Length(u64),
     /// In the chunked coding.
     Chunked(Chunks),
-    /// To the end of the connection.
+    /// A body that ends with the connection.
     Close,
 }
 
@@ -58,17 +61,17 @@ pub(crate) struct Request {
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: Body,
-    /// The server closes behind it.
+    /// Whether the server closes the connection after the response.
     pub(crate) close: bool,
 }
 
-/// Finds the end of the head that `data` begins with, its empty line included. The first `scanned` bytes were searched
-/// before, and are updated.
+/// Finds the end of the head at the beginning of `data`, including the empty line. `scanned` counts
+/// the bytes that were already searched, and is updated.
 pub(crate) fn find_end(data: &[u8], scanned: &mut usize) -> Option<usize> {
-    // Empty lines in front of the first are forgiven (RFC 9112 section 2.2). They are skipped once, since a head of them alone
-    // would be searched again at each of its lines.
+    // Empty lines before the first line are allowed (RFC 9112 section 2.2). They are skipped at
+    // once, because a head of empty lines only would otherwise be searched again at each line.
     let start = data.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(data.len());
-    // The line end in front of the new bytes may be the beginning of the last.
+    // The last bytes before the new ones may begin the final line end.
     let mut at = scanned.saturating_sub(3).max(start);
     while let Some(n) = data[at..].iter().position(|&b| b == b'\n') {
         let line_end = at + n;
@@ -83,15 +86,16 @@ pub(crate) fn find_end(data: &[u8], scanned: &mut usize) -> Option<usize> {
     None
 }
 
-/// The lines of a head without their ends and without the empty ones.
+/// The lines of a head, without their line ends and without empty lines.
 fn lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
     head.split(|&b| b == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line)).filter(|l| !l.is_empty())
 }
 
-/// Reads a request's head, and appends the head for the server to `out`. `client_name`: of the client's certificate.
+/// Parses a request's head, and appends the head for the server to `out`. `client_name`: the name
+/// in the client's certificate.
 ///
 /// # Errors
-/// The status with which it is refused; `out` is then as it was.
+/// The status with which the request is refused; `out` is unchanged.
 pub(crate) fn forward_request(
     head: &[u8],
     peer: SocketAddr,
@@ -114,7 +118,7 @@ fn rewrite(
     if line.target.is_empty() || line.target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
         return Err(BAD_REQUEST);
     }
-    // This port gives access to one server, not to other hosts.
+    // CONNECT is refused, because this port gives access to one server only.
     if first.starts_with(b"CONNECT ") {
         return Err(Refused(501));
     }
@@ -150,7 +154,7 @@ fn rewrite(
     if framing.coded && framing.length.is_some() || !framing.host && !line.old {
         return Err(BAD_REQUEST);
     }
-    // HTTP/2 in a tunnel would bring requests to the server that are not checked here.
+    // HTTP/2 in a tunnel would carry requests to the server that are not checked here.
     let protocol = protocol.filter(|p| wants_upgrade && !line.old && !names_http2(p));
     if let Some(protocol) = protocol {
         push_field(out, b"Upgrade", protocol);
@@ -191,8 +195,9 @@ fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-/// Names are equal but for case, and but for other characters in place of `-`: CGI and WSGI give an application both under one
-/// name, with `_` in place of `-`, and lighttpd's CGI does so with all that is no letter and no digit.
+/// Whether two field names are equal apart from case and apart from other characters in place of
+/// `-`. CGI and WSGI map `-` and `_` to the same name, and lighttpd's CGI maps every character that
+/// is neither letter nor digit.
 fn is_name(name: &[u8], other: &[u8]) -> bool {
     name.len() == other.len() && name.iter().zip(other).all(|(a, b)| is_same(*a, *b))
 }
@@ -204,7 +209,7 @@ fn is_same(a: u8, lower: u8) -> bool {
 fn is_removed(name: &[u8]) -> bool {
     let is_forwarded =
         name.get(..FORWARDED_PREFIX.len()).is_some_and(|start| is_name(start, FORWARDED_PREFIX));
-    // The last two concern the connection between the client and us.
+    // The last two fields concern only the connection between the client and this terminator.
     is_forwarded
         || FORWARDED.iter().any(|known| is_name(name, known))
         || is_name(name, b"keep-alive")
@@ -217,21 +222,21 @@ fn names_http2(protocols: &[u8]) -> bool {
         .any(|p| p.trim_ascii().get(..2).is_some_and(|p| p.eq_ignore_ascii_case(b"h2")))
 }
 
-/// Reads the head of a response to a request that was [`Request::is_head`] or not.
+/// Parses the head of a response. `is_head`: as in [`Request::is_head`] of its request.
 ///
-/// Returns `None` if it is no head that a client would understand as we do.
+/// Returns `None` if a client could understand the head differently.
 pub(crate) fn parse_reply(head: &[u8], is_head: bool) -> Option<Reply> {
     let mut lines = lines(head);
     let StatusLine { status, old } = StatusLine::parse(lines.next()?)?;
     let mut framing = Framing::new(old);
     for line in lines {
         let field = Field::parse(line).ok()?;
-        // A response has no `Host`; one that is there says nothing about its end.
+        // A `Host` field in a response does not affect its length.
         if !field.is("host") {
             framing.take(&field).ok()?;
         }
     }
-    // Below the size of any file, so that no sum of lengths overflows.
+    // Larger lengths could overflow sums; no file is that long.
     if framing.length.is_some_and(|length| framing.coded || length > i64::MAX as u64) {
         return None;
     }
@@ -297,7 +302,7 @@ mod tests {
             "X-Real-IP: 1.1.1.1",
             "Proxy-Connection: close",
             "Keep-Alive: 5",
-            // The next hop would remove the field that we set.
+            // The next proxy would remove the field that we set.
             "Connection: X-Forwarded-For",
             "Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQ",
             "Upgrade: websocket",
@@ -356,7 +361,7 @@ mod tests {
         }
     }
 
-    /// Searched again from the beginning at each line, these bytes took minutes.
+    /// A search from the beginning at each line took minutes for these bytes.
     #[test]
     fn head_of_empty_lines_is_searched_once() {
         let (lines, mut scanned) = (vec![b'\n'; 4 << 20], 0);

@@ -1,11 +1,13 @@
-//! The TLS terminator: HTTPS from clients, plain HTTP/1.1 to one server, which need not know of it.
+//! The TLS terminator: accepts HTTPS from clients and forwards plain HTTP/1.1 to one server, which
+//! need not support TLS.
 //!
-//! The handshake is rustls's. Behind it, a connection of TLS 1.3 has records of our own, cut by the rule of
-//! [`rivulet_tls::Response`]: another replica that knows the connection's [`ConnectionState`] makes the same bytes again
-//! from any place on. TLS 1.2 is served by rustls alone.
+//! rustls does the handshake. After it, this crate makes the records of a TLS 1.3 connection by the
+//! rule of [`rivulet_tls::Response`]. Another replica that knows the [`ConnectionState`] can make
+//! the same bytes again, from any position on. rustls serves TLS 1.2 alone.
 //!
-//! [`Terminator::start`] is the way in. `worker` has the threads, `connection` and `relay` the sockets of one connection,
-//! `handshake` its beginning, `channel` its records, `exchange` its HTTP, `files` and `tickets` the configuration.
+//! [`Terminator::start`] is the entry point. `worker` has the threads, `connection` and `relay` the
+//! sockets of a connection, `handshake` its handshake, `channel` its records, `exchange` its HTTP;
+//! `files` and `tickets` have the configuration.
 
 #![forbid(unsafe_code)]
 
@@ -60,11 +62,11 @@ use reload::Reload;
 use shared::Shared;
 use worker::Worker;
 
-/// Connections that wait to be accepted.
+/// Length of the listen queue.
 const BACKLOG: i32 = 1024;
-/// For how long the agent is awaited before clients are let in.
+/// How long to wait for the agent before clients are accepted.
 const FIRST_ATTACH: Duration = Duration::from_millis(500);
-/// Between two looks at the files.
+/// Interval at which the files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
 
 /// Configuration of a terminator.
@@ -78,9 +80,9 @@ pub struct Config {
     pub files: Files,
     /// How the server learns the client's address.
     pub forwarded: Forwarded,
-    /// Connections at a time.
+    /// Most connections at a time.
     pub max_connections: usize,
-    /// How long a connection may take.
+    /// Time limits of a connection.
     pub limits: TimeLimits,
     /// Number of threads.
     pub workers: usize,
@@ -90,13 +92,13 @@ pub struct Config {
     pub agent: Option<PathBuf>,
 }
 
-/// A terminator cannot start.
+/// Why a terminator cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A certificate, key or file of ticket keys.
+    /// A certificate, key or file of ticket keys cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
-    /// An address where nothing can listen.
+    /// An address cannot be listened on.
     #[error("cannot listen at {address}: {error}")]
     Listen {
         /// The address on which the terminator cannot listen.
@@ -109,7 +111,7 @@ pub enum StartError {
     System(#[from] io::Error),
 }
 
-/// A terminator that runs. It ends when it is dropped.
+/// A running terminator. Dropping it ends it.
 pub struct Terminator {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<io::Result<()>>>,
@@ -133,7 +135,7 @@ impl Terminator {
         let start = |path: PathBuf| Link::start(&path, ports, mailboxes.clone(), counters.clone());
         let link = config.agent.map(start).transpose()?;
         if let Some(attached) = &link {
-            // A client that came first would not be protected.
+            // A connection that begins before would not be protected.
             attached.link.wait_for_agent(FIRST_ATTACH);
         }
         let listeners = config
@@ -170,10 +172,10 @@ impl Terminator {
         Ok(terminator)
     }
 
-    /// The addresses where it listens.
+    /// The addresses on which the terminator listens.
     ///
     /// # Errors
-    /// The system's.
+    /// An operating system error.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.shared.listeners.iter().map(TcpListener::local_addr).collect()
     }
@@ -181,12 +183,12 @@ impl Terminator {
     /// Uses these files and ticket keys for new connections.
     ///
     /// # Errors
-    /// A file that cannot be used. The configuration of before stays in force until the file has changed.
+    /// A file cannot be used. The former configuration stays in force until the file has changed.
     pub fn set_files(&self, files: Files) -> Result<(), FileError> {
         self.shared.reload.replace(files)
     }
 
-    /// Why the newest files are not in force, if they are not.
+    /// Why the newest files are not in force; `None` if they are.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.shared.reload.problem()
@@ -204,10 +206,11 @@ impl Terminator {
         self.workers.iter().any(JoinHandle::is_finished)
     }
 
-    /// Accepts no more connections, ends idle ones, gives requests ten seconds, and returns when all have ended.
+    /// Stops accepting connections, ends idle ones, gives requests in progress ten seconds, and
+    /// returns when all have ended.
     ///
     /// # Errors
-    /// Why a thread ended.
+    /// The error with which a thread ended.
     pub fn stop(mut self) -> io::Result<()> {
         self.end()
     }

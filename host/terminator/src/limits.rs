@@ -5,17 +5,17 @@ use std::time::Duration;
 /// Time limits of a connection.
 #[derive(Clone, Debug)]
 pub struct TimeLimits {
-    /// From the first byte to the end of the handshake.
+    /// Time from the first byte to the end of the handshake.
     pub handshake: Duration,
-    /// From the first byte of a request's head to its last.
+    /// Time from the first byte of a request's head to its last.
     pub head: Duration,
-    /// Between two requests, and between two bytes of a body or a response.
+    /// Time between two requests, and between two bytes of a body or a response.
     pub idle: Duration,
-    /// Between two bytes in a tunnel.
+    /// Time between two bytes in a tunnel.
     pub tunnel: Duration,
-    /// After the last response, until the client closes.
+    /// Time after the last response until the client closes.
     pub linger: Duration,
-    /// Rate at which a client must send a body and accept a response, bytes a second.
+    /// Lowest rate at which a client must send a body and accept a response, bytes a second.
     pub least_rate: u64,
 }
 
@@ -33,7 +33,7 @@ impl Default for TimeLimits {
 }
 
 impl TimeLimits {
-    /// The limits when nearly all permitted connections are open.
+    /// The shorter limits that apply when nearly all permitted connections are open.
     pub(crate) fn under_pressure(&self) -> Self {
         let short = Duration::from_secs(2);
         Self {

@@ -1,5 +1,5 @@
-//! The terminator's side of the door to the agent of its host (`rivulet_trods::terminator`): it hands over records, and gets the
-//! agent's answers and connections to adopt.
+//! The terminator's connection to the agent of its host (`rivulet_trods::terminator`): sends
+//! records to be stored, and receives the agent's answers and connections to adopt.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -24,16 +24,17 @@ use rustix::net::{
 
 use crate::counters::Counters;
 
-/// Between two attempts to reach the agent.
+/// Interval of attempts to reach the agent.
 const RETRY: Duration = Duration::from_millis(200);
-/// Between two looks whether the agent has answered.
+/// Interval of checks whether the agent has answered.
 const LOOK: Duration = Duration::from_millis(2);
-/// Messages that wait while the agent does not read. It reads them all within a millisecond, unless it hangs.
+/// Messages that wait while the agent does not read. It reads them all within a millisecond unless
+/// it hangs.
 const MAX_WAITING: usize = 16_384;
 /// Bytes of messages that the kernel keeps for the agent.
 const BUFFER: usize = 1 << 20;
 
-/// A connection of a dead replica, to be continued here.
+/// Another replica's connection, to be continued here.
 #[derive(Debug)]
 pub(crate) struct Adopted {
     pub(crate) socket: TcpStream,
@@ -42,16 +43,16 @@ pub(crate) struct Adopted {
     pub(crate) sent: Option<u32>,
 }
 
-/// For a worker.
+/// A message to a worker.
 #[derive(Debug)]
 pub(crate) enum Mail {
     Stored(Asked, StoreOutcome),
     Adopted(Box<Adopted>),
-    /// The agent is gone, with the answers that were to come.
+    /// The connection to the agent is lost, and outstanding answers will not come.
     Lost,
 }
 
-/// The mail of a worker.
+/// The queue of messages for a worker.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     pub(crate) event: OwnedFd,
@@ -88,7 +89,7 @@ pub(crate) struct Link {
     path: PathBuf,
     ports: Vec<u16>,
     outbox: Mutex<Outbox>,
-    /// Wakes the thread.
+    /// Event descriptor that wakes the thread.
     event: OwnedFd,
     is_attached: AtomicBool,
     closed: AtomicBool,
@@ -121,7 +122,7 @@ impl Link {
         Ok(Attached { link, thread: Some(thread) })
     }
 
-    /// Waits until the agent has let this terminator in, or this time has passed.
+    /// Waits until the agent has accepted this terminator, or `longest` has passed.
     pub(crate) fn wait_for_agent(&self, longest: Duration) {
         let until = Instant::now() + longest;
         while !self.is_attached() && Instant::now() < until {
@@ -134,7 +135,7 @@ impl Link {
         self.is_attached.load(Ordering::Acquire)
     }
 
-    /// Whether what cannot be stored is held.
+    /// Whether data that cannot be stored is held back instead of being sent unprotected.
     pub(crate) fn holds(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
@@ -143,7 +144,7 @@ impl Link {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Sends a message, at once or soon; false if there is no agent.
+    /// Queues a message to the agent. Returns false if there is no agent.
     pub(crate) fn send(&self, request: &Request) -> bool {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -154,7 +155,8 @@ impl Link {
         {
             return true;
         }
-        // The thread sends it when the agent reads again, or finds out that the agent is gone.
+        // The thread sends the message when the agent reads again, or notices that the agent is
+        // gone.
         if outbox.waiting.len() >= MAX_WAITING {
             return false;
         }
@@ -164,7 +166,8 @@ impl Link {
         true
     }
 
-    /// Attaches to the agent, again when it was gone, until the terminator stops.
+    /// Attaches to the agent, and again whenever the connection is lost, until the terminator
+    /// stops.
     fn run(&self) {
         let mut next_worker = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -175,7 +178,7 @@ impl Link {
                     *self.outbox.lock() = Outbox::default();
                     self.workers.iter().for_each(|worker| worker.put(Mail::Lost));
                     if !self.stop.load(Ordering::Relaxed) {
-                        tracing::warn!(path = %self.path.display(), "the agent is gone: {error}");
+                        tracing::warn!(path = %self.path.display(), "the connection to the agent is lost: {error}");
                     }
                 }
                 Err(error) => tracing::debug!(%error, path = %self.path.display(), "no agent"),
@@ -205,7 +208,7 @@ impl Link {
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
-    /// Until the agent is gone.
+    /// Exchanges messages with the agent until the connection is lost.
     fn serve(&self, socket: &OwnedFd, next_worker: &mut usize) -> io::Error {
         let mut buffer = vec![0; MAX_MESSAGE];
         loop {
@@ -240,7 +243,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes one message; false if there is none.
+    /// Receives one message. Returns false if there is none.
     fn receive(&self, socket: &OwnedFd, buffer: &mut [u8], next_worker: &mut usize) -> io::Result<bool> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

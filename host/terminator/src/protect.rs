@@ -1,5 +1,6 @@
-//! The protection of one connection: TRODS's flow reads its plaintext and decides the order of storing and sending; here its records
-//! become states, and its limits become bytes of ciphertext that may leave.
+//! The protection of one connection. TRODS's flow reads the plaintext and decides the order of
+//! storing and sending. This module turns the flow's records into TLS states, and its limits into
+//! the number of ciphertext bytes that may leave.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use rivulet_trods::{Action, Asked, Flow, Limits, Reason, Record, Settings, Store
 use crate::channel::Records;
 use crate::link::Link;
 
-/// The segment size with which the flow counts a first flight. The true one does not matter: a smaller flight is awaited for ten
-/// milliseconds at most.
+/// Segment size from which the flow computes a first flight. The true size does not matter: the
+/// flow waits at most ten milliseconds for a flight that is smaller.
 const MSS: u16 = 1460;
-/// Pause before the flow's clock is looked at again.
+/// Pause between two checks of the flow's timers.
 const LOOK: Duration = Duration::from_millis(flow::REQUEST_PATIENCE + 1);
 const SHORT_LOOK: Duration = Duration::from_millis(2);
 const FLIGHT_LOOK: Duration = Duration::from_millis(flow::FLIGHT_PATIENCE + 1);
@@ -25,12 +26,13 @@ const FLIGHT_LOOK: Duration = Duration::from_millis(flow::FLIGHT_PATIENCE + 1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Active,
-    /// The end of the protection is being stored. Until then no further request reaches the server.
+    /// The record that ends the protection is being stored. Until it is, no further request reaches
+    /// the server.
     GivingUp,
     Over,
 }
 
-/// The protection of a connection, until it is over.
+/// The protection of a connection.
 #[derive(Debug)]
 pub(crate) struct Protection {
     link: Arc<Link>,
@@ -40,18 +42,18 @@ pub(crate) struct Protection {
     actions: Vec<Action>,
     limits: Limits,
     phase: Phase,
-    /// The record that is being stored.
+    /// Number of the record that is being stored.
     ticket: Option<u64>,
-    /// The last record was not stored.
+    /// Whether the last record could not be stored.
     has_failed: bool,
     /// Bytes of the stream that may be written to the client.
     released: u64,
-    /// Of an adopted connection: the client's bytes before this were there for the replica of before, which may have executed
-    /// requests in them. `None`: it is not known how many.
+    /// For an adopted connection: the client's bytes before this position were available to the
+    /// former replica, which may have executed requests in them. `None`: their number is unknown.
     earlier: Option<Option<u32>>,
-    /// Whether the counters have the connection as one with a stored state.
+    /// Whether the connection is counted as one with a stored state.
     is_counted: bool,
-    /// Such a request must not be executed: the client is to be reset.
+    /// A request that must not be executed twice was received: the client must be reset.
     pub(crate) is_refused: bool,
 }
 
@@ -64,7 +66,8 @@ fn settings(link: &Link) -> Settings {
 }
 
 impl Protection {
-    /// Of a connection after its handshake. Its state is stored at once.
+    /// Starts the protection of a connection after its handshake. The connection's state is stored
+    /// at once.
     pub(crate) fn start(link: Arc<Link>, connection: u64, tuple: Tuple, records: &mut Records) -> Self {
         let now = now_ms();
         let handshake = Handshake {
@@ -86,7 +89,8 @@ impl Protection {
         protection
     }
 
-    /// Of a connection that goes on from a state; `released` bytes of the stream are the client's.
+    /// Starts the protection of a connection that continues from a state. `released`: bytes of the
+    /// stream that may be written.
     pub(crate) fn resume(
         link: Arc<Link>,
         connection: u64,
@@ -129,7 +133,7 @@ impl Protection {
         self.phase != Phase::Over
     }
 
-    /// Whether requests wait, because the end of the protection is not stored yet.
+    /// Whether requests have to wait until the end of the protection is stored.
     pub(crate) fn holds_requests(&self) -> bool {
         self.phase == Phase::GivingUp
     }
@@ -139,7 +143,8 @@ impl Protection {
         if self.is_active() { self.released } else { u64::MAX }
     }
 
-    /// Bytes that the client sent: the end of the records' plaintext, and whether more can follow.
+    /// Takes bytes that the client sent. `records` has the end of their plaintext and whether more
+    /// can follow.
     pub(crate) fn receive(
         &mut self,
         plaintext: &[u8],
@@ -160,14 +165,14 @@ impl Protection {
         }
     }
 
-    /// The service's plaintext that was sealed since.
+    /// Takes the plaintext of the service that was sealed since the last call.
     pub(crate) fn send(&mut self, records: &mut Records) {
         let Some(track) = records.tracked_mut().filter(|_| self.phase != Phase::Over) else { return };
         if track.is_unplaced && self.phase == Phase::Active {
             self.give_up(Reason::Dynamic, records);
             return;
         }
-        // Responses that were stored before an adoption are not needed.
+        // Responses from before an adoption are stored already.
         track.forget_before(self.flow.reads());
         let (at, kept) = track.kept();
         if !kept.is_empty() {
@@ -178,7 +183,7 @@ impl Protection {
         }
     }
 
-    /// Looks at the clock.
+    /// Handles the flow's timers that are due.
     pub(crate) fn look(&mut self, client: &TcpStream, written: u64, records: &mut Records) {
         if self.is_active() {
             if self.flow.wants_acknowledgement() {
@@ -189,13 +194,13 @@ impl Protection {
         }
     }
 
-    /// Whether the clock must be looked at though nothing happens.
+    /// Whether timers must be checked even without an event.
     pub(crate) fn is_busy(&self) -> bool {
         let waits = self.flow.wants_acknowledgement() || self.flow.awaits_flight();
         self.is_active() && (waits || self.ticket.is_some() || self.has_failed || self.holds_requests())
     }
 
-    /// When to look at the clock after something has happened.
+    /// When timers must be checked after an event.
     pub(crate) fn look_at(&self, now: Instant) -> Option<Instant> {
         let pause = if self.flow.wants_acknowledgement() {
             SHORT_LOOK
@@ -212,7 +217,7 @@ impl Protection {
         self.act(records);
     }
 
-    /// What the client has acknowledged need not be stored any longer.
+    /// Frees stored data that the client has acknowledged.
     fn acknowledge(&mut self, client: &TcpStream, written: u64, records: &Records) {
         let acked = unacknowledged(client).ok().and_then(|left| written.checked_sub(left.into()));
         if let Some(plaintext) = acked.and_then(|acked| records.tracked()?.plaintext_before(acked)) {
@@ -220,7 +225,7 @@ impl Protection {
         }
     }
 
-    /// The agent's answer.
+    /// Takes the agent's answer to the record with this number.
     pub(crate) fn stored(&mut self, ticket: u64, outcome: StoreOutcome, records: &Records) {
         if self.ticket.take_if(|of| *of == ticket).is_none() {
             return;
@@ -245,14 +250,14 @@ impl Protection {
         }
     }
 
-    /// The agent is gone, and its answer does not come.
+    /// The connection to the agent is lost, and its answer will not come.
     pub(crate) fn lose_agent(&mut self, records: &Records) {
         if let Some(ticket) = self.ticket {
             self.stored(ticket, StoreOutcome::Failed, records);
         }
     }
 
-    /// Ends the protection, as soon as that is stored.
+    /// Ends the protection, as soon as its end is stored.
     pub(crate) fn give_up(&mut self, reason: Reason, records: &Records) {
         if self.phase == Phase::Active {
             self.phase = Phase::GivingUp;
@@ -261,7 +266,7 @@ impl Protection {
         }
     }
 
-    /// Whether the connection may end behind the sealed records.
+    /// Whether the connection may be closed after the sealed records.
     pub(crate) fn may_end(&self, records: &Records) -> bool {
         let sent = records.tracked().map(|track| track.sent as u32);
         self.phase == Phase::Active
@@ -269,7 +274,7 @@ impl Protection {
             && sent == Some(self.limits.data)
     }
 
-    /// The connection ends behind this byte of the stream.
+    /// The connection ends after this byte of the stream.
     pub(crate) fn end(&mut self, offset: u64) {
         if self.is_active() {
             self.link.send(&Request::End(self.tuple, offset as u32));
@@ -277,7 +282,7 @@ impl Protection {
         }
     }
 
-    /// Has the agent reset the client.
+    /// Has the agent reset the client's connection.
     pub(crate) fn reset(&mut self) {
         if self.is_active() {
             self.link.send(&Request::Reset(self.tuple));
@@ -285,12 +290,12 @@ impl Protection {
         }
     }
 
-    /// The state with which the connection goes on from here, once all that was received is stored.
+    /// The state from which the connection continues here, once all received data is stored.
     pub(crate) fn movable(&self, records: &Records) -> Option<State> {
         records.state_of(self.flow.movable()?).filter(|_| self.phase == Phase::Active)
     }
 
-    /// Another one takes its place.
+    /// Ends this protection without a report, because another one replaces it.
     pub(crate) fn replace(&mut self) {
         self.phase = Phase::Over;
     }
@@ -313,7 +318,7 @@ impl Protection {
         }
     }
 
-    /// A request that ends the protection must not be executed here if the replica of before may have done so.
+    /// Refuses a request that ends the protection if the former replica may have executed it.
     fn refuse_earlier(&mut self, records: &Records) {
         let Some(earlier) = self.earlier else { return };
         let begun = records.last_begun() as u32;
@@ -327,7 +332,7 @@ impl Protection {
         let is_generated =
             |response: &rivulet_trods::record::Response| matches!(response.body, Body::Generated { .. });
         if record.responses.iter().any(is_generated) {
-            // Not supported: the records of such a response end anywhere.
+            // Not supported, because the records of such a response may end anywhere.
             self.flow.stored(ticket, false, &mut self.actions);
             self.give_up(Reason::Dynamic, records);
             return;
@@ -357,7 +362,7 @@ impl Protection {
 }
 
 impl Drop for Protection {
-    /// A connection that ends otherwise has no further need of its record.
+    /// When a connection ends in another way, the agent deletes its record.
     fn drop(&mut self) {
         if self.is_active() {
             self.link.send(&Request::Unprotected(self.tuple, Reason::Closed));

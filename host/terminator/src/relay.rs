@@ -1,4 +1,5 @@
-//! A client's connection behind its handshake and the connection to the server: bytes between the sockets and the exchange.
+//! A client's connection after its handshake and the connection to the server: moves bytes between
+//! the sockets and the exchange.
 
 use std::io;
 use std::net::{Shutdown, SocketAddr};
@@ -18,7 +19,7 @@ use crate::proxy_header::proxy_header;
 use crate::socket::{EVENTS, Socket};
 use crate::state::Observer;
 
-/// Bytes that are read from the client at a time. Any record fits.
+/// Bytes that are read from the client at a time; any record fits.
 pub(crate) const CLIENT_INPUT_BYTES: usize = 32 << 10;
 /// Bytes that are read from the server at a time.
 const SERVER_INPUT_BYTES: usize = 64 << 10;
@@ -32,7 +33,7 @@ pub(crate) struct Context<'a> {
     pub(crate) forwarded: Forwarded,
     pub(crate) counters: &'a Counters,
     pub(crate) observer: Option<&'a dyn Observer>,
-    /// The agent, and the number of this connection for it.
+    /// The link to the agent, and the number of this connection on it.
     pub(crate) link: Option<&'a Arc<Link>>,
     pub(crate) number: u64,
 }
@@ -49,9 +50,9 @@ pub(crate) struct Server {
     pub(crate) socket: Socket,
     pub(crate) input: Input,
     end: Option<ServerEnd>,
-    /// A response came on it before.
+    /// Whether a response was already received on this connection.
     is_reused: bool,
-    /// Our direction has ended.
+    /// Whether our direction was shut down.
     is_shut: bool,
 }
 
@@ -60,13 +61,13 @@ pub(crate) struct Server {
 pub(crate) struct Open {
     pub(crate) channel: Channel,
     pub(crate) exchange: Exchange,
-    /// Of the client, opened and not consumed yet.
+    /// The client's data that was decrypted and not consumed yet.
     pub(crate) data: Vec<u8>,
-    /// The client sends no more.
+    /// Whether the client has ended its data.
     pub(crate) client_ended: bool,
     pub(crate) to_server: Output,
     pub(crate) server: Option<Server>,
-    /// The server cut a response that another request can bring the rest of.
+    /// Whether the server cut a response whose rest can be requested again.
     pub(crate) is_interrupted: bool,
 }
 
@@ -89,7 +90,7 @@ impl Open {
         Ok(self.channel.receive(input, &mut self.data, limit, output.bytes())? == Received::Closed)
     }
 
-    /// Requests to the server, responses from it. Returns whether anything changed.
+    /// Sends requests to the server and reads its responses. Returns whether anything changed.
     pub(crate) fn step(
         &mut self,
         context: &Context<'_>,
@@ -99,7 +100,8 @@ impl Open {
         may_take: bool,
     ) -> io::Result<(bool, Progress)> {
         let mut changed = false;
-        // Between two requests the server sends nothing. Bytes would become the response to the next request.
+        // Between two requests, the server must not send: its bytes would become the response to
+        // the next request.
         if self.exchange.is_idle()
             && !self.data.is_empty()
             && let Some(server) = &mut self.server
@@ -111,7 +113,8 @@ impl Open {
             }
         }
         let before = self.data.len();
-        // A request that must not be executed twice waits until no other replica can continue the connection.
+        // A request that must not be executed twice waits until the protection has ended, so that
+        // no other replica can continue the connection.
         if !may_take {
             return Ok((changed, Progress::Open));
         }
@@ -142,7 +145,7 @@ impl Open {
         let Some(server) = &mut self.server else { return Ok((changed, Progress::Open)) };
         match server.socket.write(&mut self.to_server) {
             Ok(count) => changed |= count > 0,
-            // Data that the server sent before is still read, because it may be the reason.
+            // Data that the server sent before the error is still read, because it may explain it.
             Err(_) => {
                 self.to_server = Output::default();
                 server.socket.writable = false;
@@ -170,7 +173,7 @@ impl Open {
         let Some(end) = server.end else { return Ok((changed, progress)) };
         if progress == Progress::Open && output.len() < MAX_OUTPUT_BYTES {
             progress = match end {
-                // A reset in the middle is no end.
+                // A reset in the middle of a response is not the response's end.
                 ServerEnd::Failed if !self.exchange.awaits_head() && self.exchange.needs_server() => {
                     Progress::Abort
                 }
@@ -192,7 +195,8 @@ impl Open {
     }
 }
 
-/// A connection to the server, which may not be established yet. Puts what the server gets first before the bytes for it.
+/// Connects to the server, without waiting for the connection. Puts the PROXY protocol's header, if
+/// any, before the bytes for the server.
 pub(crate) fn connect_server(
     context: &Context<'_>,
     peer: SocketAddr,

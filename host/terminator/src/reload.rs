@@ -1,5 +1,5 @@
-//! The configuration of TLS in force: read again when a file changes, and replaced on demand. Files that cannot be used
-//! change nothing: the configuration of before stays in force.
+//! The TLS configuration in force. It is read again when a file changes, and replaced on demand. If
+//! a file cannot be used, the former configuration stays in force.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ struct Wanted {
 }
 
 pub(crate) struct Reload {
-    /// Seals tickets where there are no shared keys.
+    /// Seals session tickets if no shared keys are configured.
     own_tickets: Arc<dyn ProducesTickets>,
     wanted: Mutex<Wanted>,
     in_force: RwLock<Arc<ServerConfig>>,
@@ -26,7 +26,8 @@ pub(crate) struct Reload {
 
 impl Reload {
     pub(crate) fn new(files: Files, own_tickets: Arc<dyn ProducesTickets>) -> Result<Self, FileError> {
-        // Taken before the files are read: a change in the meantime is seen at the next look.
+        // Taken before the files are read, so that a change during the reading is noticed at the
+        // next check.
         let fingerprint = files.fingerprint();
         let in_force = RwLock::new(Arc::new(files.load(&own_tickets)?));
         let wanted = Mutex::new(Wanted { files, fingerprint, problem: None });
@@ -67,7 +68,7 @@ impl Reload {
         });
         let problem = result.as_ref().err().map(ToString::to_string);
         if let Some(problem) = problem.as_ref().filter(|problem| wanted.problem.as_ref() != Some(problem)) {
-            tracing::warn!("the certificates and keys of before stay in use: {problem}");
+            tracing::warn!("the former certificates and keys stay in use: {problem}");
         }
         wanted.problem = problem;
         result

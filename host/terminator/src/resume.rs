@@ -1,5 +1,5 @@
-//! The rest of the responses of a connection that continues from a state: of another replica, or of this one after its server died in
-//! the middle of a response.
+//! Makes the rest of the responses of a connection that continues from a state, either another
+//! replica's or this one's after its server died in the middle of a response.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,27 +15,27 @@ use crate::relay::{Context, Server, connect_server};
 
 /// Pause after an attempt that did not reach the server.
 const RETRY: Duration = Duration::from_millis(50);
-/// For how long requests to the server are repeated: the time in which it is restarted.
+/// How long requests to the server are repeated: long enough for its restart.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resumed {
-    /// It waits for the server, the client, or the time of the next attempt.
+    /// Waits for the server, the client, or the time of the next attempt.
     Waits,
     /// Something changed.
     Moved,
-    /// Everything is sealed: the client's next request follows.
+    /// Everything is sealed; the client's next request can follow.
     Done,
-    /// The rest cannot be made: the client must be reset.
+    /// The rest cannot be made, so the client must be reset.
     Refused,
 }
 
-/// The response that is being asked for.
+/// The response that is being requested from the server.
 #[derive(Debug)]
 struct Wanted {
     answers: Answers,
-    /// The next byte of the service's plaintext.
+    /// Position of the next byte of the service's plaintext.
     at: u64,
 }
 
@@ -44,19 +44,20 @@ struct Wanted {
 pub(crate) struct Resume {
     state: State,
     resumption: Resumption,
-    /// Where `resumption` began in the stream, and the bytes that it has made.
+    /// Stream offset at which `resumption` began, and the bytes that it has made since.
     begun: u64,
     made: u64,
     wanted: Option<Wanted>,
     pub(crate) server: Option<Server>,
     to_server: Output,
-    /// When the server failed first since it last sent something, and the time of the next request.
+    /// When the server first failed since it last sent data, and the time of the next request.
     failing: Option<Instant>,
     retry_at: Option<Instant>,
 }
 
 impl Resume {
-    /// For a client that has, or will get from the kernel, everything before `begun` of the stream.
+    /// For a client that has received everything before stream offset `begun`, or will receive it
+    /// from the kernel.
     pub(crate) fn new(state: State, begun: u64) -> Result<Self, PlanError> {
         let resumption = Resumption::begin(&state, begun as u32)?;
         Ok(Self {
@@ -72,7 +73,7 @@ impl Resume {
         })
     }
 
-    /// Where the state begins in the stream.
+    /// Stream offset at which the state begins.
     pub(crate) fn state_offset(&self) -> u64 {
         self.begun.wrapping_sub(self.resumption.offset())
     }
@@ -86,7 +87,8 @@ impl Resume {
         self.retry_at
     }
 
-    /// The writer's place when all is done, and the client's data without a response.
+    /// Sets the writer's position when all responses are made; returns the client's data that has
+    /// no response yet.
     pub(crate) fn finish(self, records: &mut Records) -> Vec<u8> {
         let offset = self.begun + self.made;
         records.continue_at(self.resumption.into_writer().position(), offset);
@@ -119,16 +121,16 @@ impl Resume {
                 resumed
             }
             Err(Stop::Refused(why)) => {
-                tracing::info!(client = %ends.0, "a connection cannot go on: {why}");
+                tracing::info!(client = %ends.0, "a connection cannot be continued: {why}");
                 Resumed::Refused
             }
             Err(Stop::Server(error)) => {
                 let since = *self.failing.get_or_insert(now);
                 if now.saturating_duration_since(since) > PATIENCE {
-                    tracing::info!(client = %ends.0, %error, "a connection cannot go on: no server");
+                    tracing::info!(client = %ends.0, %error, "a connection cannot be continued: no server");
                     return Resumed::Refused;
                 }
-                // From the record in which the next byte lies.
+                // Begins again with the record that has the next byte.
                 let begun = self.begun + self.made;
                 match Self::new(self.state.clone(), begun) {
                     Ok(again) => *self = Self { failing: Some(since), retry_at: Some(now + RETRY), ..again },
@@ -172,7 +174,7 @@ impl Resume {
         Ok(Resumed::Moved)
     }
 
-    /// Passes on what the server has sent.
+    /// Passes on the server's bytes.
     fn read(&mut self, output: &mut Output, records: &mut Records) -> Result<Resumed, Stop> {
         let (Some(wanted), Some(server)) = (&mut self.wanted, &mut self.server) else {
             return Err(Stop::Server(io::ErrorKind::NotConnected.into()));
@@ -202,7 +204,7 @@ impl Resume {
     }
 }
 
-/// Why a turn went no further.
+/// Why a turn ended early.
 enum Stop {
     Server(io::Error),
     Refused(String),
@@ -212,7 +214,7 @@ fn refused(why: impl std::fmt::Display) -> Stop {
     Stop::Refused(why.to_string())
 }
 
-/// The heads of these requests as the server gets those of clients.
+/// Writes the heads of these requests in the form in which the server gets clients' requests.
 fn forward_all(mut requests: &[u8], peer: SocketAddr, forwarded: Forwarded, out: &mut Vec<u8>) -> Option<()> {
     while !requests.is_empty() {
         let length = find_end(requests, &mut 0)?;

@@ -21,7 +21,7 @@ pub(crate) struct Shared {
     pub(crate) reload: Reload,
     pub(crate) counters: Arc<Counters>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
-    /// The agent that has the connections' states stored.
+    /// The link to the agent, which has the connections' states stored.
     pub(crate) link: Option<Arc<Link>>,
     pub(crate) stop: AtomicBool,
 }

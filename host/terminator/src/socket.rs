@@ -1,4 +1,4 @@
-//! A TCP socket that does not block, and its readiness.
+//! A non-blocking TCP socket and its readiness.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use crate::buffer::{Input, Output};
 pub(crate) const EVENTS: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// A socket that does not block, and whether a call might succeed.
+/// A non-blocking socket, and whether calls may succeed.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) stream: TcpStream,
@@ -33,7 +33,7 @@ impl Socket {
         self.writable |= failed || events.contains(EventFlags::OUT);
     }
 
-    /// `None` if nothing can be read now, 0 at the end of the stream.
+    /// Returns `None` if there is nothing to read now, and 0 at the end of the stream.
     pub(crate) fn read(&mut self, input: &mut Input) -> io::Result<Option<usize>> {
         if !self.readable || input.is_full() {
             return Ok(None);
@@ -41,12 +41,12 @@ impl Socket {
         settle(input.read_from(&self.stream), &mut self.readable)
     }
 
-    /// The number of bytes that were written now.
+    /// Returns the number of bytes that could be written now.
     pub(crate) fn write(&mut self, output: &mut Output) -> io::Result<usize> {
         self.write_some(output, u64::MAX)
     }
 
-    /// The same, this many bytes at most.
+    /// Like [`write`](Self::write), with at most `most` bytes.
     pub(crate) fn write_some(&mut self, output: &mut Output, most: u64) -> io::Result<usize> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         if !self.writable || output.is_empty() || most == 0 {

@@ -1,11 +1,12 @@
-//! The name of a client's certificate as text: its subject in the form of RFC 4514, in printable ASCII alone, so that it
-//! can be the value of a field.
+//! The subject of a client's certificate as text: in the form of RFC 4514 and printable ASCII, so
+//! that it can be the value of a header field.
 
 use std::fmt::Write;
 
 use webpki::EndEntityCert;
 
-/// Attributes with a name (RFC 4514 section 3, and the two that authorities of clients use most), by their OIDs in DER.
+/// Attributes with a short name (RFC 4514 section 3, and the two that authorities of clients'
+/// certificates use most), by their OIDs in DER.
 const NAMES: [(&[u8], &str); 11] = [
     (&[0x55, 4, 3], "CN"),
     (&[0x55, 4, 5], "serialNumber"),
@@ -22,19 +23,19 @@ const NAMES: [(&[u8], &str); 11] = [
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OID: u8 = 6;
-/// Kinds of strings in UTF-8: UTF8String, PrintableString, IA5String.
+/// DER types of strings in UTF-8: UTF8String, PrintableString, IA5String.
 const TEXT: [u8; 3] = [0x0c, 0x13, 0x16];
-/// Characters with a meaning in a name.
+/// Characters that must be escaped.
 const SPECIAL: &[u8] = b"\"+,;<>\\=#";
 
-/// The name of a certificate that was verified; `None` if it cannot be read.
+/// The subject of a verified certificate; `None` if it cannot be parsed.
 pub(crate) fn name_of(certificate: &[u8]) -> Option<String> {
     let der = certificate.into();
     let certificate = EndEntityCert::try_from(&der).ok()?;
     text(certificate.subject())
 }
 
-/// Text of a sequence of relative names, the last one first.
+/// The text of a sequence of relative distinguished names, the last one first.
 fn text(mut names: &[u8]) -> Option<String> {
     let mut parts = Vec::new();
     while !names.is_empty() {
@@ -54,7 +55,8 @@ fn text(mut names: &[u8]) -> Option<String> {
     Some(parts.join(","))
 }
 
-/// Appends `NAME=value`. A value that is no text follows as `#` and its DER in hexadecimal digits.
+/// Appends `NAME=value`. A value that is not text is written as `#` and its DER in hexadecimal
+/// digits.
 fn push_attribute(out: &mut String, oid: &[u8], value: &[u8]) -> Option<()> {
     match NAMES.iter().find(|(known, _)| *known == oid) {
         Some((_, name)) => out.push_str(name),
@@ -107,7 +109,8 @@ fn push_dotted(out: &mut String, oid: &[u8]) -> Option<()> {
     (!is_first && oid.last().is_some_and(|byte| byte & 0x80 == 0)).then_some(())
 }
 
-/// The content of the first value, which must be of this kind; `from` is then what follows it.
+/// Takes the content of the first DER value, which must be of this type; `from` then begins after
+/// it.
 fn take<'a>(from: &mut &'a [u8], kind: u8) -> Option<&'a [u8]> {
     let (&[found, length], rest) = from.split_first_chunk()?;
     let (length, rest) = match length {

@@ -1,4 +1,5 @@
-//! For fuzz targets and random tests: the HTTP of a connection with arbitrary bytes from both sides.
+//! For fuzz targets and random tests: runs the HTTP of a connection on arbitrary bytes from both
+//! sides.
 
 use rivulet_tls::{CipherSuite, Receiver, TrafficSecret};
 
@@ -8,11 +9,12 @@ use crate::exchange::{Exchange, Progress};
 use crate::head::Forwarded;
 use crate::state::Direction;
 
-/// Reads `input` as pieces of the client's data and of the server's bytes: a byte with the side in its lowest bit and the
-/// length in the others, then the bytes. A piece of length 0 ends its side.
+/// Splits `input` into pieces of the client's data and of the server's bytes: each begins with a
+/// byte whose lowest bit is the side and whose other bits are the length. A piece of length 0 ends
+/// its side.
 ///
 /// # Panics
-/// If a bound is broken.
+/// A limit on buffered bytes is exceeded.
 pub fn relay(mut input: &[u8]) {
     let secret = TrafficSecret::new(CipherSuite::Aes128GcmSha256, &[7; 32]).expect("32 bytes");
     let sent = Direction { secret: secret.clone(), generation: 0, next_record: 1, offset: 0 };

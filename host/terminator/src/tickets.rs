@@ -1,7 +1,7 @@
 //! Session tickets under keys that replicas share, so that a client resumes its session at any of them.
 //!
-//! A ticket is the name of its key, a nonce, and sealed: the second of its issue and the session. Which replica issued it
-//! does not matter, and none stores it.
+//! A ticket has the name of its key, a nonce, and sealed content: the time of issue in seconds and
+//! the session. Any replica can open it, and none stores it.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::file_error::FileError;
 
 /// Length of a key, bytes.
 const KEY_BYTES: usize = 32;
-/// Keys of a file at most.
+/// Most keys of a file.
 const MAX_KEYS: usize = 16;
 const MAX_FILE_BYTES: u64 = 16 << 10;
 /// Bytes of a key's name.
@@ -25,11 +25,12 @@ const NAME_BYTES: usize = 16;
 const TIME_BYTES: usize = 8;
 const TAG_BYTES: usize = 16;
 
-/// Seconds for which a ticket is good.
+/// Seconds for which a ticket can be used.
 const LIFETIME_S: u64 = 12 * 3600;
 /// Seconds by which the clock of the replica that issued a ticket may be ahead of ours.
 const MAX_CLOCK_LEAD_S: u64 = 300;
-/// A ticket of a client certificate's chain would be longer; clients with certificates get none.
+/// A longer ticket could only hold a client's certificate chain, and clients with certificates get
+/// no tickets.
 const MAX_TICKET_BYTES: usize = 4096;
 
 /// A key of session tickets. `{:?}` hides it.
@@ -37,7 +38,7 @@ const MAX_TICKET_BYTES: usize = 4096;
 pub struct TicketKey(Zeroizing<[u8; KEY_BYTES]>);
 
 impl TicketKey {
-    /// The key of these bytes.
+    /// Makes a key from these bytes.
     #[must_use]
     pub fn new(secret: [u8; KEY_BYTES]) -> Self {
         Self(Zeroizing::new(secret))
@@ -67,7 +68,7 @@ impl Key {
     }
 }
 
-/// Keys of session tickets. The first seals, and all open.
+/// Session ticket keys. The first one seals, and all of them open.
 pub(crate) struct TicketKeys(Vec<Key>);
 
 impl fmt::Debug for TicketKeys {

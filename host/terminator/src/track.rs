@@ -1,31 +1,33 @@
-//! What the records of a protected connection carried: where the client's end, and where each response lies.
+//! Positions of the records of a protected connection: where the client's records end, and where
+//! each response begins.
 
 use std::collections::VecDeque;
 
 use rivulet_tls::{Place as StatePlace, Position, Response, State};
 use rivulet_trods::record::MAX_RESPONSES;
 
-/// Ends of the client's records that are remembered: those since the last record that was stored, and each store takes all.
+/// Most ends of client records that are kept: those since the last store, and each store removes
+/// them.
 const MAX_MARKS: usize = 64;
-/// Responses that are remembered: more than a record has.
+/// Most responses that are kept: more than a flow's record holds.
 const MAX_PLACES: usize = 2 * MAX_RESPONSES;
 
 /// Where a record of the client ends.
 #[derive(Debug)]
 pub(crate) struct Mark {
-    /// The client's plaintext before it.
+    /// Bytes of the client's plaintext before the end.
     pub(crate) plaintext: u64,
     pub(crate) position: Position,
 }
 
-/// Where a response lies.
+/// Position of a response.
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Plaintext of the service before it.
+    /// Bytes of the service's plaintext before it.
     pub(crate) plaintext: u64,
-    /// Its first byte in the stream, behind the KeyUpdate.
+    /// Stream offset of its first byte, after a KeyUpdate if there is one.
     pub(crate) offset: u64,
-    /// Where it begins, with the KeyUpdate before it if there is one.
+    /// Position at which it begins, including a KeyUpdate before it.
     pub(crate) begin: Position,
     pub(crate) place: StatePlace,
 }
@@ -35,33 +37,33 @@ impl Place {
         self.place.response
     }
 
-    /// The service's plaintext up to its end.
+    /// Bytes of the service's plaintext up to its end.
     pub(crate) fn plaintext_end(&self) -> u64 {
         self.plaintext + self.response().plaintext_bytes()
     }
 
-    /// The end of its last byte in the stream.
+    /// Stream offset of its end.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.response().ciphertext_bytes()
     }
 }
 
-/// The numbers of plaintext that belong to the records of both directions.
+/// Maps positions in the plaintext to records, in both directions.
 #[derive(Debug)]
 pub(crate) struct Track {
     pub(crate) received: u64,
     pub(crate) marks: VecDeque<Mark>,
     pub(crate) sent: u64,
     pub(crate) places: VecDeque<Place>,
-    /// The service's plaintext from this byte on is kept for the flow.
+    /// Offset from which on the service's plaintext is kept for the flow.
     kept_from: u64,
     kept: Vec<u8>,
-    /// Something was sent that the record rule does not describe.
+    /// Whether data was sent that the record rule does not describe.
     pub(crate) is_unplaced: bool,
 }
 
 impl Track {
-    /// Of a connection after its handshake; the client's first record begins here.
+    /// For a connection after its handshake; the client's first record is at this position.
     pub(crate) fn new(read: Position) -> Self {
         Self {
             received: 0,
@@ -74,7 +76,8 @@ impl Track {
         }
     }
 
-    /// Of an adopted connection; `offset` is where its state begins in the stream. `None` if a response has no known length.
+    /// For an adopted connection. `offset`: stream offset at which its state begins. `None` if the
+    /// length of a response is unknown.
     pub(crate) fn of_state(state: &State, offset: u64) -> Option<Self> {
         let http = &state.http;
         let received = u64::from(http.request_at) + http.requests.len() as u64;
@@ -96,7 +99,8 @@ impl Track {
         Some(track)
     }
 
-    /// A record of the client with this many bytes of plaintext was opened, and ends here.
+    /// Records that a client's record with this many bytes of plaintext was opened, and ends at
+    /// this position.
     pub(crate) fn receive(&mut self, plaintext: usize, position: Position) {
         self.received += plaintext as u64;
         if self.marks.back().is_some_and(|last| last.plaintext == self.received) {
@@ -107,7 +111,7 @@ impl Track {
         self.marks.push_back(Mark { plaintext: self.received, position });
     }
 
-    /// A response begins.
+    /// Records that a response begins.
     pub(crate) fn begin_response(&mut self, begin: Position, place: StatePlace, offset: u64) {
         if self.places.len() >= MAX_PLACES {
             self.places.pop_front();
@@ -115,13 +119,13 @@ impl Track {
         self.places.push_back(Place { plaintext: self.sent, offset, begin, place });
     }
 
-    /// Plaintext of the service was sealed.
+    /// Records plaintext of the service that was sealed.
     pub(crate) fn send(&mut self, plaintext: &[u8]) {
         self.keep(self.sent, plaintext);
         self.sent += plaintext.len() as u64;
     }
 
-    /// Keeps plaintext of the service at this place, as far as the flow has not read it.
+    /// Keeps the service's plaintext from offset `at` on, unless the flow has already read it.
     pub(crate) fn keep(&mut self, at: u64, plaintext: &[u8]) {
         let next = self.kept_from + self.kept.len() as u64;
         let skip = usize::try_from(next.saturating_sub(at)).unwrap_or(usize::MAX);
@@ -132,12 +136,13 @@ impl Track {
         }
     }
 
-    /// The plaintext that was kept, and its place.
+    /// The plaintext that was kept, and its offset.
     pub(crate) fn kept(&self) -> (u64, &[u8]) {
         (self.kept_from, &self.kept)
     }
 
-    /// The flow has read everything before this number, of which the low bits are given.
+    /// Drops kept plaintext before an offset, which the flow has read. `reads` has the offset's low
+    /// bits.
     pub(crate) fn forget_before(&mut self, reads: u32) {
         let count = reads.wrapping_sub(self.kept_from as u32);
         if count as i32 > 0 {
@@ -150,19 +155,20 @@ impl Track {
         }
     }
 
-    /// The end of the plaintext's byte before this number in the stream; `None` if no place has it.
+    /// Stream offset of the end of the plaintext byte before this offset; `None` if no response has
+    /// that byte.
     pub(crate) fn stream_end(&self, plaintext: u64) -> Option<u64> {
         let place = self.places.iter().rev().find(|place| place.plaintext < plaintext)?;
         let last = (plaintext - place.plaintext).min(place.response().plaintext_bytes()).checked_sub(1)?;
         Some(place.offset + place.response().record_with(last)?.end())
     }
 
-    /// The service's plaintext that a client has which has this many bytes of the stream.
+    /// Number of plaintext bytes that a client has if it has this many bytes of the stream.
     pub(crate) fn plaintext_before(&self, offset: u64) -> Option<u64> {
         self.places.iter().rev().find(|place| place.end() <= offset).map(Place::plaintext_end)
     }
 
-    /// A number of the service's plaintext from its low bits, near the sent bytes.
+    /// A plaintext offset near the sent bytes, from its low bits.
     pub(crate) fn near_sent(&self, low: u32) -> u64 {
         let ahead = low.wrapping_sub(self.sent as u32) as i32;
         self.sent.saturating_add_signed(ahead.into())

@@ -1,4 +1,4 @@
-//! A thread that serves connections: one epoll set, all sockets in it, none of which blocks.
+//! A thread that serves connections: one epoll set with all of their sockets, none of which blocks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -19,11 +19,11 @@ use crate::relay::Context;
 use crate::shared::Shared;
 use crate::socket::EVENTS;
 
-/// Between two looks at connections that took too long.
+/// Interval of checks for connections that have exceeded a time limit.
 const TICK: Duration = Duration::from_millis(250);
-/// Connections accepted before others have their turn.
+/// Connections that are accepted before others get their turn.
 const ACCEPTS: usize = 16;
-/// Event data of the first listener; the next ones follow.
+/// Event data of the first listener; those of the others follow it.
 const LISTENER: u64 = 1 << 48;
 /// Event data of the mailbox.
 const MAILBOX: u64 = 1 << 49;
@@ -33,9 +33,9 @@ const GRACE: Duration = Duration::from_secs(10);
 struct Slot {
     connection: Box<Connection>,
     is_queued: bool,
-    /// Distinguishes the connections that have had this slot.
+    /// Distinguishes successive connections in this slot.
     serial: u16,
-    /// A look is due at this time.
+    /// Time at which the connection must be driven.
     look_at: Option<Instant>,
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct Worker {
     epoll: OwnedFd,
     slots: Vec<Option<Slot>>,
     free: Vec<usize>,
-    /// Slots with something to do.
+    /// Slots of connections that can make progress.
     queue: Vec<usize>,
-    /// This worker's place among all, and its mail.
+    /// Index of this worker, and the messages for it.
     place: u64,
     mailbox: Arc<Mailbox>,
     serial: u16,
-    /// When connections are to be driven without an event.
+    /// Times at which connections must be driven without an event.
     looks: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
@@ -122,7 +122,7 @@ impl Worker {
     }
 
     fn take_event(&mut self, event: &Event, now: Instant) {
-        // Fields of a packed structure.
+        // Copies, because references to fields of a packed structure are not allowed.
         let (flags, data) = (event.flags, event.data.u64());
         if data == MAILBOX {
             self.take_mail(now);
@@ -159,7 +159,8 @@ impl Worker {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // Out of descriptors, most likely: the next attempt would fail at once again.
+                    // The process is probably out of descriptors, and another attempt would fail at
+                    // once.
                     tracing::warn!(%error, "accept");
                     std::thread::sleep(Duration::from_millis(10));
                     return;
@@ -184,7 +185,7 @@ impl Worker {
         }
     }
 
-    /// Serves a connection in this slot, which is free or the next one.
+    /// Serves a connection in this slot, which must be free or the first new one.
     fn put(&mut self, index: usize, connection: Box<Connection>) {
         let data = EventData::new_u64((index as u64) << 1);
         if let Err(error) = epoll::add(&self.epoll, connection.stream(), data, EVENTS) {
@@ -229,10 +230,10 @@ impl Worker {
         }
     }
 
-    /// Continues a connection of another replica.
+    /// Continues another replica's connection.
     fn adopt(&mut self, adopted: Adopted, now: Instant) {
         let (index, tuple) = (self.free.pop().unwrap_or(self.slots.len()), adopted.record.tuple);
-        // The serial that `put` gives it.
+        // The serial number that `put` will assign.
         let context = self.context(index, self.serial.wrapping_add(1));
         match Connection::adopted(adopted, &context, now) {
             Ok(connection) => {
@@ -268,7 +269,7 @@ impl Worker {
         let Some(mut slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
         slot.is_queued = false;
         let turn = slot.connection.drive(&self.context(index, slot.serial), now);
-        // A sooner look replaces the one that is due.
+        // Keeps the earlier time if one is already due.
         let look_at = slot.connection.look_at;
         if look_at.is_some_and(|at| slot.look_at.is_none_or(|due| at < due)) {
             slot.look_at = look_at;

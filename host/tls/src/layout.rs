@@ -1,5 +1,5 @@
-//! Where the parts of a stored connection lie in the stream that the client gets: responses, the
-//! KeyUpdates before them, and the `close_notify` after the last one.
+//! The layout of the stream that a stored connection sends: responses, the KeyUpdates before them,
+//! and the `close_notify` after the last one.
 
 use rivulet_trods::{
     Record,
@@ -18,32 +18,32 @@ pub(crate) const KEY_UPDATE_BYTES: u64 = KEY_UPDATE.len() as u64 + OVERHEAD_BYTE
 /// Ciphertext bytes of a `close_notify`.
 pub(crate) const CLOSE_NOTIFY_BYTES: u64 = CLOSE_NOTIFY.len() as u64 + OVERHEAD_BYTES;
 
-/// Kind of a part.
+/// Kind of a part of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     KeyUpdate,
-    /// The response with this index, and its records.
+    /// A response, by its index in the state, and its records.
     Response(usize, Response),
     CloseNotify,
 }
 
-/// A part of the stream that begins and ends with a record.
+/// A part of the stream that consists of whole records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub kind: Kind,
-    /// KeyUpdates between the beginning of the stream and the part.
+    /// KeyUpdates in the stream before the part.
     pub updates: u32,
-    /// The number of its first record.
+    /// Number of its first record.
     pub record: u64,
-    /// Its TCP sequence number.
+    /// TCP sequence number of its first byte.
     pub sequence: u32,
-    /// Bytes of ciphertext.
+    /// Its length, bytes of ciphertext.
     pub bytes: u64,
-    /// Bytes of these that may have been sent.
+    /// How many of these bytes may have been sent.
     pub sent: u64,
 }
 
-/// The parts in their order.
+/// The parts in stream order.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub parts: Vec<Part>,
@@ -92,20 +92,21 @@ impl Layout {
         self.parts.iter().map(|part| part.sent).sum()
     }
 
-    /// Bytes between the beginning of the stream, at this sequence number, and the last place at or before its sent end that
-    /// has the other sequence number. A stream of more than 4 GB has several such places; what a client acknowledges lies
-    /// less than 4 GB before the end.
+    /// Offset in the stream of a TCP sequence number; `begin` is the sequence number of the
+    /// stream's start. A stream of more than 4 GB has several such offsets. The last one that may
+    /// have been sent counts, because a client acknowledges numbers less than 4 GB before the end
+    /// of the sent bytes.
     pub fn offset_of(&self, begin: u32, sequence: u32) -> Option<u64> {
         offset_of(begin, sequence, self.sent())
     }
 
-    /// The length of each part, and how much of it may have been sent.
+    /// Each part's length, and how many of its bytes may have been sent.
     pub fn into_tcp_parts(self) -> Vec<(u64, u64)> {
         self.parts.into_iter().map(|part| (part.bytes, part.sent)).collect()
     }
 }
 
-/// A part of one record.
+/// A part of one record that may have been sent completely.
 fn whole(kind: Kind, updates: u32, record: u64, sequence: u32, bytes: u64) -> Option<Part> {
     (record < MAX_RECORDS).then_some(Part { kind, updates, record, sequence, bytes, sent: bytes })
 }

@@ -1,12 +1,12 @@
 //! TLS 1.3 records (RFC 8446 section 5) that any replica can make again, byte for byte.
 //!
-//! The ciphertext of a record depends on the traffic key, the number of the record and its plaintext, and on nothing
-//! else. A replica that adopts a connection therefore needs to know where records begin, since the client may hold
-//! half of one. [`Response`] is the rule that gives this for any TCP sequence number of a response. [`TrafficSecret`]
-//! derives the keys, [`RecordKey`] seals the records, and
-//! [`Receiver`] opens the client's.
+//! The ciphertext of a record depends only on the traffic key, the number of the record and its
+//! plaintext. So a replica that adopts a connection has to know where records begin, since the
+//! client may hold half of one. [`Response`] is the rule that gives this for any TCP sequence
+//! number of a response. [`TrafficSecret`] derives the keys, [`RecordKey`] seals records, and
+//! [`Receiver`] opens the client's records.
 //!
-//! Nothing here reads or writes a socket, and nothing here does a handshake. `docs/tls.md` describes the rule.
+//! This crate reads and writes no sockets and does no handshakes. `docs/tls.md` describes the rule.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ pub use source::{Answers, Source};
 pub use state::{MAX_STATE_BYTES, Place, Position, State, StateError, flow_place};
 pub use writer::Writer;
 
-/// A record cannot be made, or cannot be read.
+/// Why a record cannot be made or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The response would need more records than the rest of its key may seal.
@@ -51,13 +51,14 @@ pub enum Error {
     /// The record is longer than the largest that is allowed (alert 22).
     #[error("the record is longer than TLS 1.3 allows")]
     RecordTooLong,
-    /// The record is authentic, and holds what a client may not send after the handshake (alert 10).
+    /// The record is authentic, but clients must not send its content after the handshake (alert
+    /// 10).
     #[error("the record holds no data, alert or KeyUpdate")]
     UnexpectedMessage,
-    /// Plaintext came outside of a response, or more of it than its length.
-    #[error("plaintext that is in no response")]
+    /// Plaintext was given outside of a response, or beyond its length.
+    #[error("plaintext outside of a response")]
     NoResponse,
-    /// The secret does not have the length of its cipher suite's hash.
+    /// The secret's length is not that of the cipher suite's hash.
     #[error("a traffic secret of this cipher suite has {expected} bytes, not {actual}")]
     SecretLength {
         /// Bytes that the cipher suite's hash has.

@@ -1,5 +1,5 @@
-//! How another replica goes on from a [`State`] and the TCP sequence number that the client has acknowledged: the rest of the
-//! stream, byte for byte, from the middle of a record on.
+//! Makes the rest of the stream from a [`State`] and the TCP sequence number that the client has
+//! acknowledged: byte for byte, even from the middle of a record on.
 
 use std::{iter::Peekable, vec};
 
@@ -8,29 +8,31 @@ use crate::{
     layout::{Kind, Part},
 };
 
-/// Why a connection cannot go on.
+/// Why a connection cannot be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The client has acknowledged what no replica with this state can have sent: the state is old, or another connection's.
+    /// The client has acknowledged bytes that no replica with this state can have sent: the state
+    /// is too old or belongs to another connection.
     #[error("the client acknowledged bytes that this state does not allow")]
     Acknowledged,
-    /// The replica gave up the protection of this connection.
+    /// The replica had ended the protection of this connection.
     #[error("the connection is not protected")]
     Unprotected,
-    /// The length of a response is not known. No state that was decoded is like this.
+    /// The length of a response is unknown. No decoded state is like this.
     #[error("a response has no known length")]
     Length,
 }
 
-/// Plaintext that is needed next.
+/// The plaintext that the caller must supply next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needed {
     /// Index of the response in the state's `http.responses`.
     pub response: usize,
-    /// The first byte of it, counted from the beginning of its head: where a record begins, so perhaps before what the client
-    /// lacks. The tag of the record covers all of its plaintext.
+    /// Offset of the first byte, counted from the beginning of the response's head. A record begins
+    /// here, perhaps before the bytes that the client lacks, because a record's tag covers all of
+    /// its plaintext.
     pub from: u64,
-    /// Bytes to the end of the response.
+    /// Bytes from there to the end of the response.
     pub length: u64,
 }
 
@@ -39,13 +41,14 @@ pub struct Needed {
 pub struct Resumption {
     writer: Writer,
     parts: Peekable<vec::IntoIter<Part>>,
-    /// Bytes of the first part that the client has.
+    /// Bytes of the first part that the client already has.
     had: u64,
     offset: u64,
 }
 
 impl Resumption {
-    /// For a client that has acknowledged this TCP sequence number, from which the connection's socket sends.
+    /// For a client that has acknowledged this TCP sequence number. The connection's socket sends
+    /// from there.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -74,11 +77,12 @@ impl Resumption {
         self.offset
     }
 
-    /// Appends what needs no plaintext to `out`, and returns the plaintext that comes next, for [`write`](Self::write). `None`
-    /// if everything is written.
+    /// Appends records that need no further plaintext to `out`. Returns the plaintext that is
+    /// needed next, for [`write`](Self::write); `None` if everything is written.
     ///
     /// # Errors
-    /// [`Error::NoResponse`] before all plaintext of the response before was written. A decoded state gives no other.
+    /// [`Error::NoResponse`] if the plaintext of the previous response is incomplete. No other
+    /// error occurs with a decoded state.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Result<Option<Needed>, Error> {
         if self.writer.is_in_response() {
             return Err(Error::NoResponse);
@@ -111,19 +115,19 @@ impl Resumption {
     /// Takes plaintext of the response that [`next`](Self::next) returned, and appends its records to `out`.
     ///
     /// # Errors
-    /// [`Error::NoResponse`] for plaintext behind the response's end.
+    /// [`Error::NoResponse`] for plaintext beyond the end of the response.
     pub fn write(&mut self, plaintext: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         self.writer.write(plaintext, out)
     }
 
-    /// The writer of what follows, once [`next`](Self::next) returned `None`.
+    /// The writer of later responses, once [`next`](Self::next) has returned `None`.
     #[must_use]
     pub fn into_writer(self) -> Writer {
         self.writer
     }
 }
 
-/// The position behind a part.
+/// The position after a part.
 fn behind(state: &State, part: &Part) -> Position {
     let sequence = part.sequence.wrapping_add(part.bytes as u32);
     match part.kind {

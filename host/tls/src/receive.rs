@@ -1,4 +1,5 @@
-//! The client's records after the handshake: their lengths, how they are opened, and their content.
+//! The client's records after the handshake: finds their lengths, opens them, and parses their
+//! content.
 
 use crate::{
     ContentType, Error, RecordKey, TrafficSecret,
@@ -8,7 +9,7 @@ use crate::{
 /// Limit on the bytes after the header (RFC 8446 section 5.2).
 const MAX_CIPHERTEXT_BYTES: usize = MAX_PLAINTEXT_BYTES + 256;
 
-/// A buffer of this size holds any record, bytes.
+/// Size of a buffer that holds any record, bytes.
 pub const MAX_RECORD_BYTES: usize = HEADER_BYTES + MAX_CIPHERTEXT_BYTES;
 
 /// Length of the record at the beginning of `stream`, with its header; `None` while the header is
@@ -30,15 +31,15 @@ pub fn record_bytes(stream: &[u8]) -> Result<Option<usize>, Error> {
 pub enum Message<'a> {
     /// Application data, possibly empty.
     Data(&'a [u8]),
-    /// The next record is number 0 of the next generation. If the client asks for it, the server must update its own
-    /// key before its next data.
+    /// After this record, the next one is number 0 of the next generation. If the client requests
+    /// it, the server must update its own key before its next data.
     KeyUpdate {
         /// The client requests an update of the server's key.
         requested: bool,
     },
     /// The client sends no more data.
     CloseNotify,
-    /// Another alert, by its description. All but `user_canceled` (90) end the connection.
+    /// Another alert, by its description. All except `user_canceled` (90) end the connection.
     Alert(u8),
 }
 
@@ -70,14 +71,15 @@ impl Receiver {
         self.next_record
     }
 
-    /// Opens a record in its place; `record` has exactly [`record_bytes`].
+    /// Opens a record in place; `record` has exactly [`record_bytes`] bytes.
     ///
     /// A KeyUpdate must be alone in its record, as all clients send it. No other message of the handshake is expected:
     /// we request no authentication after the handshake.
     ///
     /// # Errors
-    /// [`Error::BadRecord`], [`Error::UnexpectedMessage`], [`Error::RecordTooLong`], [`Error::KeySpent`]. The connection
-    /// must then end: `record` holds rubbish, and the receiver is as it was.
+    /// [`Error::BadRecord`], [`Error::UnexpectedMessage`], [`Error::RecordTooLong`],
+    /// [`Error::KeySpent`]. The connection must then end: the contents of `record` are undefined,
+    /// and the receiver is unchanged.
     pub fn receive<'a>(&mut self, record: &'a mut [u8]) -> Result<Message<'a>, Error> {
         let next_record = self.next_record.checked_add(1).ok_or(Error::KeySpent)?;
         let (content, plaintext) = self.key.open(self.next_record, record)?;

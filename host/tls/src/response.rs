@@ -1,7 +1,7 @@
 //! The record rule: where the records of a response begin.
 //!
-//! Sizes are a function of the response's description alone, so two replicas that know the description cut the
-//! response alike:
+//! Sizes depend only on the response's description, so two replicas that know the description
+//! divide the response in the same way:
 //!
 //! - The response begins a record. Its head fills records of [`MAX_PLAINTEXT_BYTES`], nearly always one.
 //! - The body begins a record. Its first 64 kB fill records of 4,096 bytes, and the rest records of
@@ -22,10 +22,11 @@ const SMALL_RECORDS_BYTES: u64 = 65_536;
 /// Plaintext bytes of a small record: three segments of an Ethernet path.
 const SMALL_RECORD_BYTES: u64 = 4_096;
 
-/// The last record number that a response may use. Two more of the key are left, for a KeyUpdate and a `close_notify`.
+/// The last record number that a response may use. It leaves two numbers of the key, for a
+/// KeyUpdate and a `close_notify`.
 pub const MAX_RESPONSE_RECORD: u64 = MAX_RECORDS - 3;
 
-/// A response of known length, as it lies in the stream of a TLS connection.
+/// A response of known length in the stream of a TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
     sequence: u32,
@@ -37,23 +38,23 @@ pub struct Response {
 /// One record of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Number of the record under its key, from which its nonce is made.
+    /// Number of the record under its key; its nonce is made from it.
     pub number: u64,
-    /// Bytes of ciphertext between the beginning of the response and that of the record.
+    /// Bytes of ciphertext from the beginning of the response to the record.
     pub offset: u64,
-    /// The bytes of the response, head first, that are its plaintext. Never empty.
+    /// The record's plaintext, as a range of the response's bytes, head first. Never empty.
     pub plaintext: Range<u64>,
 }
 
 impl Record {
-    /// Bytes of ciphertext between the beginning of the response and the end of the record.
+    /// Bytes of ciphertext from the beginning of the response to the end of the record.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset + (self.plaintext.end - self.plaintext.start) + OVERHEAD_BYTES
     }
 }
 
-/// Bytes that are cut into records of one size.
+/// Bytes that are divided into records of one size.
 #[derive(Clone, Copy)]
 struct Run {
     bytes: u64,
@@ -71,12 +72,13 @@ impl Run {
 }
 
 impl Response {
-    /// A response that begins at a TCP sequence number with a record number of its key, with the lengths of its head and
-    /// body in bytes. The body is what follows the head on the wire: of an answer to HEAD or a 304, nothing.
+    /// A response that begins at this TCP sequence number with this record number of its key.
+    /// `head` and `body`: lengths on the wire in bytes; the body of an answer to HEAD or of a 304
+    /// has length 0.
     ///
     /// # Errors
-    /// [`Error::ResponseTooLong`] if it needs records beyond [`MAX_RESPONSE_RECORD`]. Under a new key, that is a body of
-    /// 275 GB.
+    /// [`Error::ResponseTooLong`] if it needs records beyond [`MAX_RESPONSE_RECORD`]. Under a new
+    /// key, that takes a body of 275 GB.
     pub fn new(sequence: u32, record: u64, head: u64, body: u64) -> Result<Self, Error> {
         let response = Self { sequence, record, head, body };
         let count: u64 = response.runs().into_iter().map(Run::records).sum();
@@ -108,30 +110,32 @@ impl Response {
         self.head + self.body
     }
 
-    /// The TCP sequence number behind the response, where the next record of the connection begins.
+    /// The TCP sequence number after the response, where the connection's next record begins.
     #[must_use]
     pub fn next_sequence(self) -> u32 {
         // Sequence numbers wrap.
         self.sequence.wrapping_add(self.ciphertext_bytes() as u32)
     }
 
-    /// The number of the next record of the connection.
+    /// Number of the connection's next record.
     #[must_use]
     pub fn next_record(self) -> u64 {
         self.record + self.runs().into_iter().map(Run::records).sum::<u64>()
     }
 
-    /// Bytes of ciphertext between the beginning of the response and a TCP sequence number.
+    /// Bytes of ciphertext from the beginning of the response to a TCP sequence number.
     ///
-    /// A response of more than 4 GB has a sequence number several times. The number is taken for the last of these places
-    /// at or before `sent`, the bytes of the response that were sent at most: what a client acknowledges lies there, and
-    /// less than 4 GB earlier. `None` if the sequence number is not in the first `sent` bytes.
+    /// A response of more than 4 GB has each sequence number several times. The last one within the
+    /// first `sent` bytes of the response counts, because a client acknowledges numbers less than 4
+    /// GB before the end of the sent bytes. `None` if the sequence number is not in the first
+    /// `sent` bytes.
     #[must_use]
     pub fn offset_of(self, sequence: u32, sent: u64) -> Option<u64> {
         offset_of(self.sequence, sequence, sent)
     }
 
-    /// The record in which the byte at this offset of the ciphertext lies; `None` behind the response.
+    /// The record with the byte at this offset of the ciphertext; `None` after the end of the
+    /// response.
     #[must_use]
     pub fn record_at(self, offset: u64) -> Option<Record> {
         let (mut number, mut run_offset, mut plaintext) = (self.record, 0, 0);
@@ -152,7 +156,8 @@ impl Response {
         None
     }
 
-    /// The record that has this byte of the plaintext, head first; `None` behind the response.
+    /// The record with this byte of the plaintext, counted from the head; `None` after the end of
+    /// the response.
     #[must_use]
     pub fn record_with(self, plaintext: u64) -> Option<Record> {
         let (mut run_offset, mut run_start) = (0, 0);
@@ -166,14 +171,14 @@ impl Response {
         None
     }
 
-    /// The records from the one in which the byte at this offset of the ciphertext lies, to the last.
+    /// The records from the one with the byte at this offset of the ciphertext to the last.
     pub fn records_from(self, offset: u64) -> impl Iterator<Item = Record> {
         std::iter::successors(self.record_at(offset), move |record| self.record_at(record.end()))
     }
 }
 
-/// Bytes between the beginning of a stream of `sent` bytes, at sequence number `begin`, and the last place at or before its end
-/// that has this sequence number.
+/// Offset of a sequence number in a stream that has sent `sent` bytes and begins at sequence number
+/// `begin`: the last such offset that was sent.
 pub(crate) fn offset_of(begin: u32, sequence: u32, sent: u64) -> Option<u64> {
     let before_end = begin.wrapping_add(sent as u32).wrapping_sub(sequence);
     sent.checked_sub(before_end.into())

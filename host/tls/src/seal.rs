@@ -13,7 +13,7 @@ pub const MAX_PLAINTEXT_BYTES: usize = 1 << 14;
 /// 5.5).
 pub const MAX_RECORDS: u64 = 1 << 24;
 
-/// Bytes of a record beside its plaintext: header, content type and tag.
+/// Bytes that a record adds to its plaintext: header, content type and tag.
 pub const OVERHEAD_BYTES: u64 = (HEADER_BYTES + 1 + TAG_BYTES) as u64;
 
 pub(crate) const HEADER_BYTES: usize = 5;
@@ -28,7 +28,7 @@ pub const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 /// The record after it is number 0 of the [next generation](crate::TrafficSecret::next_generation).
 pub const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
-/// What a record holds.
+/// Content type of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ContentType {
@@ -54,12 +54,12 @@ impl RecordKey {
 
     /// Appends a record to `out`: the plaintext's bytes and [`OVERHEAD_BYTES`]. Allocates only if `out` lacks room.
     ///
-    /// The same arguments give the same bytes. Two different plaintexts under one number would reveal both and the key
-    /// of the tags, so the caller must know that the plaintext is the one that was sent before under this number, if
-    /// one was.
+    /// The same arguments give the same bytes. Two different plaintexts under one number would
+    /// reveal both and the key of the tags. So if a record was sent under this number before, the
+    /// caller must be certain that the plaintext is the same.
     ///
     /// # Errors
-    /// [`Error::PlaintextTooLong`], [`Error::KeySpent`]; `out` is then as it was.
+    /// [`Error::PlaintextTooLong`], [`Error::KeySpent`]; `out` is unchanged then.
     pub fn seal(
         &self,
         number: u64,
@@ -74,7 +74,7 @@ impl RecordKey {
             return Err(Error::KeySpent);
         }
         let [high, low] = ((plaintext.len() + 1 + TAG_BYTES) as u16).to_be_bytes();
-        // Every encrypted record claims to be application data of TLS 1.2.
+        // Every encrypted record has the header of TLS 1.2 application data.
         let header = [ContentType::ApplicationData as u8, 3, 3, high, low];
         out.reserve(plaintext.len() + OVERHEAD_BYTES as usize);
         out.extend_from_slice(&header);
@@ -99,7 +99,8 @@ impl RecordKey {
         let Some((header, ciphertext)) = record.split_first_chunk_mut::<HEADER_BYTES>() else {
             return Err(Error::BadRecord);
         };
-        // The version has no meaning (section 5.1), and is authenticated like the rest of the header.
+        // The version field has no meaning (section 5.1), but is authenticated with the rest of the
+        // header.
         if header[0] != ContentType::ApplicationData as u8 {
             return Err(Error::UnexpectedMessage);
         }
@@ -110,7 +111,7 @@ impl RecordKey {
             .key
             .open_in_place(self.nonce(number), Aad::from(*header), ciphertext)
             .map_err(|_| Error::BadRecord)?;
-        // One more byte for the content type (section 5.4).
+        // One byte is for the content type (section 5.4).
         if padded.len() > MAX_PLAINTEXT_BYTES + 1 {
             return Err(Error::RecordTooLong);
         }

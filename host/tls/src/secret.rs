@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use crate::{Error, seal::RecordKey};
 
-/// Bytes of the longest secret, which is that of SHA-384.
+/// Bytes of the longest secret, that of SHA-384.
 pub(crate) const MAX_SECRET_BYTES: usize = 48;
 
 /// The cipher suites of TLS 1.3 that this crate supports.
@@ -22,7 +22,8 @@ pub enum CipherSuite {
 }
 
 impl CipherSuite {
-    /// The suite with this number in a ServerHello (RFC 8446 appendix B.4), if it is one of ours.
+    /// The suite with this number in a ServerHello (RFC 8446 appendix B.4); `None` if it is not
+    /// supported.
     #[must_use]
     pub fn from_number(number: u16) -> Option<Self> {
         match number {
@@ -33,7 +34,7 @@ impl CipherSuite {
         }
     }
 
-    /// Its number in a ServerHello.
+    /// The suite's number in a ServerHello.
     #[must_use]
     pub fn number(self) -> u16 {
         match self {
@@ -43,7 +44,7 @@ impl CipherSuite {
         }
     }
 
-    /// Bytes of its traffic secrets: the length of its hash.
+    /// Length of the suite's traffic secrets, that of its hash, in bytes.
     #[must_use]
     pub fn secret_bytes(self) -> usize {
         self.hash().hmac_algorithm().digest_algorithm().output_len()
@@ -69,7 +70,7 @@ impl CipherSuite {
 #[derive(Clone)]
 pub struct TrafficSecret {
     suite: CipherSuite,
-    /// The secret, then zeros.
+    /// The secret, padded with zeros.
     bytes: Zeroizing<[u8; MAX_SECRET_BYTES]>,
 }
 
@@ -88,7 +89,7 @@ impl TrafficSecret {
         Ok(Self { suite, bytes })
     }
 
-    /// The cipher suite that it is for.
+    /// The cipher suite of the secret.
     #[must_use]
     pub fn suite(&self) -> CipherSuite {
         self.suite
@@ -139,7 +140,7 @@ impl fmt::Debug for TrafficSecret {
     }
 }
 
-/// ring's way to ask for a number of bytes.
+/// ring's type for the length of an output.
 struct OutputLength(usize);
 
 impl hkdf::KeyType for OutputLength {

@@ -1,5 +1,6 @@
-//! Where the plaintext of a stored response comes from: from the state, and from the local server, whose answer must be of the
-//! object that the client was receiving. The rules of identity are those of TRODS.
+//! Provides the plaintext of a stored response: from the state, and for the rest from the local
+//! server, which must answer with the same object that the client was receiving. The rules for that
+//! are TRODS's.
 
 use rivulet_trods::{
     adopt::{Answer, Refusal, object_requests, same_object},
@@ -7,12 +8,13 @@ use rivulet_trods::{
     record::{Body, MAX_CHECK, Response},
 };
 
-/// The plaintext of a response from one of its bytes on.
+/// The plaintext of a response from a given byte on.
 #[derive(Debug)]
 pub struct Source<'a> {
-    /// Bytes that the state has.
+    /// Plaintext that the state has.
     pub stored: &'a [u8],
-    /// What the server is sent for the rest, empty if there is none; [`answers`](Self::answers) reads what it sends back.
+    /// Requests to the server for the rest; empty if there is no rest. [`answers`](Self::answers)
+    /// reads the answers.
     pub request: Vec<u8>,
     response: &'a Response,
     from: u64,
@@ -20,10 +22,10 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// From this byte of the response on, counted from the beginning of its head.
+    /// The plaintext from this byte on, counted from the beginning of the response's head.
     ///
     /// # Errors
-    /// [`Refusal::Unknown`] if the response can only be generated again, which is not supported.
+    /// [`Refusal::Unknown`] if the response must be generated again, which is not supported.
     pub fn of(response: &'a Response, from: u64) -> Result<Source<'a>, Refusal> {
         let at = usize::try_from(from).unwrap_or(usize::MAX);
         let stored = match &response.body {
@@ -62,47 +64,48 @@ impl<'a> Source<'a> {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The head of the answer with the body's known beginning.
+    /// Reads the head of the answer that has the body's beginning.
     CheckHead,
-    /// The known beginning.
+    /// Compares the body's beginning.
     Compare { is_whole: bool },
-    /// The head of the answer with the rest.
+    /// Reads the head of the answer that has the rest.
     RestHead,
-    /// This many bytes before the wanted ones, or before the known beginning.
+    /// Skips this many bytes, before the wanted ones or before the beginning to compare.
     Through(u64, Part),
-    /// The wanted ones.
+    /// Passes on the wanted bytes.
     Rest,
 }
 
-/// What follows the bytes that are dropped.
+/// What follows the skipped bytes.
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Known,
     Rest,
 }
 
-/// Reads the server's answers: nothing is given out before the answer is known to be of the same object.
+/// Reads the server's answers. It passes on no byte before the answer is known to be of the same
+/// object.
 #[derive(Debug)]
 pub struct Answers {
     response: Response,
     from: u64,
-    /// Wanted bytes that did not come yet.
+    /// Wanted bytes that were not received yet.
     length: u64,
-    /// Bytes that wait for more, at most a head and the compared beginning.
+    /// Received bytes that are not handled yet: at most a head and the beginning to compare.
     input: Vec<u8>,
     step: Step,
-    /// Bytes and CRC-32C of the body's known beginning, if it is to be compared.
+    /// Length and CRC-32C of the body's beginning, if it is to be compared.
     check: Option<(u32, u32)>,
 }
 
 impl Answers {
-    /// Bytes of the body that did not come yet.
+    /// Bytes of the body that were not received yet.
     #[must_use]
     pub fn missing(&self) -> u64 {
         self.length
     }
 
-    /// Takes bytes of the server, and appends the plaintext that they bring to `out`.
+    /// Takes bytes of the server, and appends the resulting plaintext to `out`.
     ///
     /// # Errors
     /// Why the client must be reset instead.
@@ -115,7 +118,7 @@ impl Answers {
                 self.input.extend_from_slice(more);
                 bytes = rest;
                 if !self.look()? {
-                    // A head or beginning that does not fit into the room is refused by `look`.
+                    // `look` refuses a head or beginning that does not fit into the buffer.
                     return Ok(());
                 }
                 continue;
@@ -135,7 +138,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Moves on in a body, and returns the number of bytes that belong to this step.
+    /// Handles bytes of a body, and returns how many of them belong to this step.
     fn pass(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> usize {
         let limit = |most: u64| bytes.len().min(usize::try_from(most).unwrap_or(usize::MAX));
         let Step::Through(left, part) = self.step else {
@@ -153,7 +156,7 @@ impl Answers {
         count
     }
 
-    /// Looks at a head or the known beginning in the input; false if more is needed.
+    /// Handles a head or the beginning to compare. Returns false if more bytes are needed.
     fn look(&mut self) -> Result<bool, Refusal> {
         match (self.step, self.check) {
             (Step::CheckHead, Some((count, _))) => {
@@ -173,7 +176,8 @@ impl Answers {
                 if crc32c::crc32c(body) != sum {
                     return Err(Refusal::Content);
                 }
-                // A whole answer goes on behind the known beginning, which may hold wanted bytes.
+                // An answer with the whole object continues after the compared beginning, which may
+                // have wanted bytes.
                 let had = count.min(usize::try_from(self.from).unwrap_or(usize::MAX));
                 self.input.drain(..if is_whole { had } else { count });
                 self.step =

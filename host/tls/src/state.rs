@@ -1,8 +1,9 @@
-//! What another replica needs to continue a TLS connection, and how it is stored.
+//! The state with which another replica can continue a TLS connection, and its stored form.
 //!
-//! A [`State`] has the [record](rivulet_trods::Record) that TRODS stores for a plain HTTP connection, in numbers of
-//! plaintext, and for each direction where in TCP and in TLS that plaintext lies. The stored form is encrypted and
-//! authenticated under the service's keys, as TRODS's records are, because it has the traffic secrets.
+//! A [`State`] has the [record](rivulet_trods::Record) that TRODS stores for a plain HTTP
+//! connection, with positions in the plaintext. For each direction it adds the corresponding
+//! position in TCP and TLS. Like TRODS's records, the stored form is encrypted and authenticated
+//! under the service's keys, because it has the traffic secrets.
 
 use std::fmt;
 
@@ -30,21 +31,22 @@ pub const MAX_STATE_BYTES: usize = FIXED_BYTES + 2 * (POSITION_BYTES + MAX_SECRE
 /// Flag: the client's FIN was received.
 const CLIENT_FIN: u8 = 1;
 
-/// A place between two records in one direction of a connection.
+/// A position between two records in one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct Position {
-    /// The traffic secret of the record that begins here.
+    /// Traffic secret of the record that begins here.
     pub secret: TrafficSecret,
-    /// KeyUpdates before it.
+    /// KeyUpdates before that record.
     pub generation: u32,
-    /// Its number under this secret.
+    /// Number of that record under the secret.
     pub record: u64,
-    /// Its TCP sequence number.
+    /// TCP sequence number of that record.
     pub sequence: u32,
 }
 
 impl Position {
-    /// A position behind this one, after this many KeyUpdates.
+    /// The position after this one and after `updates` KeyUpdates, with this record and sequence
+    /// number.
     pub(crate) fn after(&self, updates: u32, record: u64, sequence: u32) -> Position {
         let mut secret = self.secret.clone();
         for _ in 0..updates {
@@ -54,12 +56,12 @@ impl Position {
     }
 }
 
-/// Where a response lies in the stream.
+/// Position of a response in the stream.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Its first record.
+    /// Position of its first record.
     pub position: Position,
-    /// A KeyUpdate stands right before it.
+    /// Whether a KeyUpdate comes right before it.
     pub is_updated: bool,
     /// Its records.
     pub response: Response,
@@ -69,56 +71,57 @@ impl Place {
     /// Bytes of a KeyUpdate in the stream.
     pub const KEY_UPDATE_BYTES: u64 = KEY_UPDATE_BYTES;
 
-    /// The place behind it.
+    /// The position after it.
     #[must_use]
     pub fn end(&self) -> Position {
         self.position.after(0, self.response.next_record(), self.response.next_sequence())
     }
 }
 
-/// Everything that another replica needs to continue a connection.
+/// The state with which another replica can continue a connection.
 ///
-/// `{:?}` shows neither secrets nor what client and server sent.
+/// `{:?}` shows neither secrets nor data of client and server.
 #[derive(Clone)]
 pub struct State {
-    /// TCP's options and the HTTP messages, as TRODS stores them. Lengths, `passed`, `response_at` and `request_at` count
-    /// plaintext. `client_fin` means that the client's plaintext ends: it sent a `close_notify`, or a FIN.
+    /// TCP's options and the HTTP messages, as TRODS stores them. Lengths, `passed`, `response_at`
+    /// and `request_at` count plaintext. `client_fin`: the client has ended its data by a
+    /// `close_notify` or a FIN.
     pub http: Record,
-    /// Where the first of `http.responses` begins, with a KeyUpdate before it if there is one; without a response, where
-    /// the next one will.
+    /// Where the first of `http.responses` begins, including a KeyUpdate before it. Without
+    /// responses, where the next one will begin.
     pub write: Position,
-    /// Where the first record of the client begins that is not part of this state. The client's bytes before it may be
-    /// acknowledged, and no others.
+    /// Where the first record of the client begins that is not part of this state. Only the
+    /// client's bytes before it may be acknowledged.
     pub read: Position,
-    /// Bit `i`: a KeyUpdate stands right before response `i`. Bit `http.responses.len()`: the client asked for one, and the
-    /// next response follows it.
+    /// Bit `i`: a KeyUpdate comes right before response `i`. Bit `http.responses.len()`: the client
+    /// has requested one, so the next response follows a KeyUpdate.
     pub key_updates: u16,
-    /// The client's FIN stands at `read.sequence`, and may be acknowledged.
+    /// The client's FIN is at `read.sequence`, and may be acknowledged.
     pub client_fin: bool,
 }
 
 /// Why bytes are not a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// It was not sealed by this service for this place, or with a key that is gone.
+    /// Not sealed by this service for this place, or sealed with a key that no longer exists.
     #[error("not sealed for this place with a key of this service")]
     Seal,
-    /// It begins otherwise: something else, or of another version.
+    /// The first bytes are not those of a TLS state of this version.
     #[error("no TLS state of this version")]
     Magic,
-    /// It ends early or is too long.
+    /// It is too short or too long.
     #[error("damaged TLS state")]
     Damaged,
     /// A field has a value that no state has.
     #[error("TLS state: {0} is impossible")]
     Field(&'static str),
-    /// The HTTP part is no record of TRODS.
+    /// The HTTP part is not a record of TRODS.
     #[error("TLS state, its HTTP part: {0}")]
     Http(#[from] RecordError),
 }
 
 impl State {
-    /// The connection's ends.
+    /// The client's and the service's address of the connection.
     #[must_use]
     pub fn tuple(&self) -> Tuple {
         self.http.tuple
@@ -128,7 +131,7 @@ impl State {
     #[must_use]
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let http = self.http.encode();
-        // Growth would leave copies of the secrets behind.
+        // Sized in advance, because growth would leave copies of the secrets in memory.
         let mut out = Zeroizing::new(Vec::with_capacity(MAX_STATE_BYTES - MAX_RECORD + http.len()));
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.write.secret.suite().number().to_be_bytes());
@@ -144,11 +147,11 @@ impl State {
         out
     }
 
-    /// Decodes a state and checks it: its HTTP part is a record of TRODS, all responses have a known length, and their
-    /// records fit under their keys.
+    /// Decodes a state and checks it: its HTTP part must be a record of TRODS, all responses must
+    /// have a known length, and their records must fit under their keys.
     ///
     /// # Errors
-    /// The first rule broken.
+    /// The first rule that is violated.
     pub fn decode(bytes: &[u8]) -> Result<State, StateError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(StateError::Magic)?;
         if bytes.len() > MAX_STATE_BYTES {
@@ -178,21 +181,23 @@ impl State {
         Ok(state)
     }
 
-    /// The state as it is stored under this place, which is its key in the store: [`flow_place`], or one of TRODS's places.
-    /// None without keys.
+    /// The state in its stored form for this place, its key in the store: [`flow_place`], or one of
+    /// TRODS's places. `None` without keys.
     ///
-    /// The associated data is the place, and each service and epoch has its own key, so the bytes are valid at this place
-    /// of this service alone. Flow and version are sealed too.
+    /// The associated data is the place, and each service and epoch has a different key, so the
+    /// bytes are valid only at this place of this service. The flow and the version are sealed,
+    /// too.
     #[must_use]
     pub fn seal(&self, keys: &RecordKeys, place: &str) -> Option<Vec<u8>> {
         keys.seal(place, &self.encode())
     }
 
-    /// Opens what [`seal`](Self::seal) made for this place.
+    /// Opens the result of [`seal`](Self::seal) for this place.
     ///
-    /// An attacker with write access to the store can put back an older state of the same place. The caller must compare
-    /// [`Record::age`] with those it knows; [`Resumption::begin`](crate::Resumption::begin) refuses a client that has
-    /// acknowledged more than the state allows.
+    /// An attacker with write access to the store can restore an older state of the same place. The
+    /// caller must compare [`Record::age`] with the ages that it knows.
+    /// [`Resumption::begin`](crate::Resumption::begin) refuses a client that has acknowledged more
+    /// than the state allows.
     ///
     /// # Errors
     /// [`StateError`].
@@ -201,7 +206,7 @@ impl State {
         State::decode(&opened)
     }
 
-    /// [`open`](Self::open) of the state of this flow, from its [`flow_place`].
+    /// Opens the state of this flow from its [`flow_place`], as [`open`](Self::open) does.
     ///
     /// # Errors
     /// [`StateError`]; [`StateError::Field`] if it is the state of another flow.
@@ -213,8 +218,8 @@ impl State {
         Ok(state)
     }
 
-    /// Removes responses that the client has acknowledged with this TCP sequence number. A number that was never sent changes
-    /// nothing, and a response that ends the connection stays.
+    /// Removes responses that the client has acknowledged with this TCP sequence number. A number
+    /// that was never sent changes nothing. A response that ends the connection stays.
     pub fn drop_acknowledged(&mut self, acked: u32) {
         let Some(layout) = self.layout() else { return };
         let Some(offset) = layout.offset_of(self.write.sequence, acked) else { return };
@@ -233,7 +238,8 @@ impl State {
         }
     }
 
-    /// Where each response lies in the stream. `None` if the length of one is not known; a decoded state knows all.
+    /// Positions of the responses in the stream. `None` if the length of one is unknown, which does
+    /// not occur in a decoded state.
     #[must_use]
     pub fn places(&self) -> Option<Vec<Place>> {
         let mut places = Vec::with_capacity(self.http.responses.len());
@@ -279,8 +285,8 @@ impl State {
 }
 
 impl State {
-    /// The record that TRODS stores for the connection: [`tcp_record`](Self::tcp_record) with all responses as one, and the
-    /// encoded state.
+    /// The record that TRODS stores for the connection: [`tcp_record`](Self::tcp_record) with all
+    /// responses as one, and the encoded state.
     #[must_use]
     pub fn stored_record(&self) -> Record {
         let mut record = self.tcp_record();
@@ -294,7 +300,7 @@ impl State {
     }
 }
 
-/// The place of a flow's state in a store that holds one state of each flow.
+/// Key of a flow's state in a store that has one state for each flow.
 #[must_use]
 pub fn flow_place(tuple: &Tuple) -> String {
     format!("tls.{}.{}", tuple.service, tuple.client)
@@ -339,5 +345,5 @@ impl<'a> Reader<'a> {
     }
 }
 
-// A bit for each response, and one more.
+// One bit for each response, and one more.
 const _: () = assert!(MAX_RESPONSES < 16);

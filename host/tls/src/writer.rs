@@ -1,4 +1,4 @@
-//! Makes the records that a server sends, in their order, by the record rule.
+//! Makes a server's records in order, by the record rule.
 
 use crate::{
     CLOSE_NOTIFY, ContentType, Error, KEY_UPDATE, OVERHEAD_BYTES, Position, Record, RecordKey, Response,
@@ -9,11 +9,11 @@ use crate::{
 pub struct Writer {
     position: Position,
     key: RecordKey,
-    /// The response that is being written, and the record to which its next plaintext belongs.
+    /// The response in progress, and the record of its next plaintext.
     response: Option<(Response, Record)>,
-    /// Plaintext of that record.
+    /// Plaintext of that record so far.
     pending: Vec<u8>,
-    /// Bytes of the next record that the client has already.
+    /// Bytes of the next record to omit, which the client already has.
     skip: usize,
 }
 
@@ -25,14 +25,14 @@ impl Writer {
         Writer { position, key, response: None, pending: Vec::new(), skip: 0 }
     }
 
-    /// Where the next response, KeyUpdate or `close_notify` begins; in the middle of a response,
-    /// where that began.
+    /// Where the next response, KeyUpdate or `close_notify` begins. In the middle of a response,
+    /// where that response began.
     #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// Whether a response still needs plaintext.
+    /// Whether the response in progress needs more plaintext.
     #[must_use]
     pub fn is_in_response(&self) -> bool {
         self.response.is_some()
@@ -43,7 +43,7 @@ impl Writer {
         self.skip = bytes;
     }
 
-    /// Appends a KeyUpdate to `out`. Call it right before a response.
+    /// Appends a KeyUpdate to `out`. Call it right before a response begins.
     ///
     /// # Errors
     /// [`Error::KeySpent`]; [`Error::NoResponse`] within a response.
@@ -64,7 +64,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Seals a record between responses; returns the number and the TCP sequence number after it.
+    /// Seals one record between responses. Returns the next record number and TCP sequence number.
     fn single(
         &mut self,
         content: ContentType,
@@ -79,17 +79,17 @@ impl Writer {
         Ok((record + 1, sequence.wrapping_add(plaintext.len() as u32 + OVERHEAD_BYTES as u32)))
     }
 
-    /// Begins a response with head and body of these lengths. An empty one is over at once.
+    /// Begins a response with head and body of these lengths. An empty response has ended at once.
     ///
     /// # Errors
-    /// [`Error::ResponseTooLong`]: a [`key_update`](Self::key_update) must come before it. [`Error::NoResponse`] within a
-    /// response.
+    /// [`Error::ResponseTooLong`]: call [`key_update`](Self::key_update) before.
+    /// [`Error::NoResponse`] within a response.
     pub fn begin(&mut self, head: u64, body: u64) -> Result<(), Error> {
         let response = Response::new(self.position.sequence, self.position.record, head, body)?;
         self.begin_at(response, 0)
     }
 
-    /// Begins a response at the record in which the byte at this offset of its ciphertext lies.
+    /// Begins a response at the record with the byte at this offset of its ciphertext.
     pub(crate) fn begin_at(&mut self, response: Response, offset: u64) -> Result<(), Error> {
         if self.response.is_some() {
             return Err(Error::NoResponse);

@@ -1,4 +1,5 @@
-//! What a connection does for its protection: it has the agent know it, goes on from a state, and looks at the clock.
+//! The part of a connection that protects it: it has the agent store its state, continues from a
+//! state, and sets timers.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
@@ -18,7 +19,7 @@ use crate::resume::{Resume, Resumed};
 use crate::track::Track;
 
 impl Connection {
-    /// A connection of another replica.
+    /// Continues another replica's connection.
     pub(crate) fn adopted(adopted: Adopted, context: &Context<'_>, now: Instant) -> Result<Self, String> {
         let Adopted { socket, record, acked, sent } = adopted;
         let link = context.link.ok_or("no agent")?;
@@ -31,7 +32,8 @@ impl Connection {
         if tuple != record.tuple {
             return Err("the state of another connection".into());
         }
-        // Offsets in the stream are known but for their high bits. They never wrap from here on.
+        // Only the low 32 bits of a stream offset are known. Starting above 2^32 keeps offsets from
+        // wrapping.
         let begun = (1 << 32) + u64::from(acked);
         let resume = Resume::new(state, begun).map_err(|error| error.to_string())?;
         let (state, offset) = (resume.state(), resume.state_offset());
@@ -45,7 +47,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Goes on from its own state, because the server ended in the middle of a response.
+    /// Continues from the connection's own state, because the server closed in the middle of a
+    /// response.
     fn repeat(&mut self, context: &Context<'_>, state: State, now: Instant) -> Result<(), Progress> {
         let (Some(link), Stage::Open(_)) = (context.link, &self.stage) else { return Err(Progress::Abort) };
         let resume = Resume::new(state, self.written).map_err(|_| Progress::Abort)?;
@@ -55,9 +58,9 @@ impl Connection {
             return Err(Progress::Abort);
         };
         let Channel::Records(mut records) = open.channel else { return Err(Progress::Abort) };
-        tracing::debug!(peer = %self.peer, "the server ended in a response: it is asked for the rest");
+        tracing::debug!(peer = %self.peer, "the server closed in the middle of a response: requesting the rest");
         records.set_track(track);
-        // Bytes that were not written are made again.
+        // Bytes that were not written yet are made again.
         self.output = Output::default();
         self.protection.iter_mut().for_each(Protection::replace);
         let (number, state) = (context.number, resume.state());
@@ -68,12 +71,12 @@ impl Connection {
         Ok(())
     }
 
-    /// The agent's answer to a record.
+    /// Takes the agent's answer to a record.
     pub(crate) fn stored(&mut self, ticket: u64, outcome: StoreOutcome) {
         self.with_protection(|protection, records| protection.stored(ticket, outcome, records));
     }
 
-    /// The agent is gone.
+    /// The connection to the agent is lost.
     pub(crate) fn lose_agent(&mut self) {
         self.with_protection(|protection, records| protection.lose_agent(records));
     }
@@ -89,18 +92,19 @@ impl Connection {
         }
     }
 
-    /// After an event the clock is looked at once, and again while something waits for it.
+    /// Sets the time of the next timer check: once after an event, and again while the protection
+    /// waits for a timer.
     pub(super) fn set_look(&mut self, now: Instant, is_look: bool) {
         let retry = if let Stage::Resume(resume) = &self.stage { resume.0.retry_at() } else { None };
         let is_interrupted = matches!(&self.stage, Stage::Open(open) if open.is_interrupted);
         let protection = self.protection.as_ref();
         let look = protection.filter(|protection| !is_look || is_interrupted || protection.is_busy());
         let look = look.and_then(|protection| protection.look_at(now));
-        // A later time would put off what an earlier event waits for.
+        // The earlier of both times, because an earlier event may still wait for the former.
         self.look_at = [self.look_at, retry, look].into_iter().flatten().min();
     }
 
-    /// Makes the rest of a state's responses.
+    /// Makes the rest of a state's responses and writes it.
     pub(super) fn resume(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
         let Stage::Resume(stage) = &mut self.stage else { return Ok(false) };
         let (resume, records) = &mut **stage;
@@ -131,7 +135,7 @@ impl Connection {
                 self.stage = Stage::Open(Box::new(open));
                 self.since = now;
                 if closes {
-                    // With the close_notify that the state has.
+                    // The state ends with a close_notify.
                     self.close(now);
                 }
             }
@@ -140,7 +144,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Begins the protection of a connection after its handshake.
+    /// Starts the protection of a connection after its handshake.
     pub(super) fn protect(&mut self, context: &Context<'_>, channel: &mut Channel) {
         let Some(link) = context.link.filter(|link| link.is_attached()) else {
             if channel.records().is_some() {
@@ -157,7 +161,7 @@ impl Connection {
         }
     }
 
-    /// The connection ends with its replica.
+    /// Counts the connection as one that ends with its replica.
     pub(super) fn leave_unprotected(&self, context: &Context<'_>) {
         let tuple = Tuple { client: self.peer, service: self.local };
         context.link.iter().for_each(|link| {
@@ -165,8 +169,8 @@ impl Connection {
         });
     }
 
-    /// Continues a response that the server has cut, when everything that the client sent is stored. `None` if nothing was cut,
-    /// otherwise whether anything changed.
+    /// Continues a response that the server has cut, once all data of the client is stored. `None`
+    /// if no response was cut; otherwise whether anything changed.
     pub(super) fn continue_response(&mut self, context: &Context<'_>, now: Instant) -> Option<bool> {
         let Stage::Open(open) = &self.stage else { return None };
         if !open.is_interrupted {

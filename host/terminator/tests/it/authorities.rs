@@ -10,7 +10,7 @@ use rustls::{ClientConfig, HandshakeKind};
 
 use crate::{Rig, client_config, connect_with, get};
 
-/// An authority of clients' certificates.
+/// An authority for clients' certificates.
 struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     pem: String,
@@ -49,16 +49,16 @@ impl Authority {
     }
 }
 
-/// Whether a client with this configuration gets a page.
+/// Whether a client with this configuration gets a response.
 fn is_served(rig: &Rig, config: &ClientConfig) -> bool {
     let mut stream = connect_with(config.clone(), rig.address());
-    // A client of TLS 1.3 learns of the refusal behind its own part of the handshake.
+    // With TLS 1.3, a client learns of the refusal only after its own part of the handshake.
     let sent = write!(stream, "GET /1 HTTP/1.1\r\nHost: h\r\n\r\n");
     sent.is_ok() && std::io::Read::read(&mut stream, &mut [0; 12]).is_ok_and(|count| count > 0)
 }
 
 #[test]
-fn client_needs_a_certificate_of_the_configured_authority() {
+fn client_needs_certificate_of_configured_authority() {
     let rig = Rig::new();
     let (authority, other) = (Authority::new(), Authority::new());
     // A session from before the authority was configured.
@@ -84,7 +84,7 @@ fn client_needs_a_certificate_of_the_configured_authority() {
 }
 
 #[test]
-fn server_gets_the_verified_name_and_none_that_a_client_makes_up() {
+fn server_gets_only_verified_client_name() {
     let rig = Rig::new();
     let authority = Authority::new();
     let forged = "X-Forwarded-Client-Name: CN=mallory\r\nx_forwarded_client_name: CN=mallory\r\n\
@@ -109,7 +109,7 @@ fn server_gets_the_verified_name_and_none_that_a_client_makes_up() {
 }
 
 #[test]
-fn bad_file_of_authorities_is_named() {
+fn bad_authority_file_is_reported_by_name() {
     let rig = Rig::new();
     let pair = crate::Certificate { chain: rig.authority(), key: rig.folder.path().join("first.key") };
     for (content, problem) in [

@@ -36,7 +36,7 @@ impl Backend {
                 }
                 let (Ok(stream), shared) = (stream, shared.clone()) else { continue };
                 shared.connections.fetch_add(1, Ordering::Relaxed);
-                // An error means that the test ended the connection.
+                // An error means that the test has ended the connection.
                 thread::spawn(move || serve(&stream, &shared));
             }
         });
@@ -127,7 +127,7 @@ fn answer(mut stream: &TcpStream, reader: &mut impl BufRead, head: &str, served:
             return Ok(false);
         }
         "large" => {
-            // More bytes than a 32-bit number can count: the content repeats.
+            // More bytes than a 32-bit number can count; the content repeats.
             write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {number}\r\n\r\n")?;
             let part = content(1 << 20);
             let mut left = number;

@@ -155,7 +155,7 @@ fn s_client(rig: &Rig, arguments: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn protocols_and_ciphers_are_those_of_the_page() {
+fn protocols_and_ciphers_match_documentation() {
     let rig = Rig::new();
     let Some(modern) = s_client(&rig, &["-alpn", "h2,http/1.1"]) else { return };
     assert!(modern.contains("TLSv1.3") && modern.contains("ALPN protocol: http/1.1"), "{modern}");
@@ -171,7 +171,7 @@ fn protocols_and_ciphers_are_those_of_the_page() {
     for refused in [
         &["-tls1_1", "-cipher", "ALL:@SECLEVEL=0"][..],
         &["-tls1", "-cipher", "ALL:@SECLEVEL=0"],
-        // No forward secrecy, and CBC.
+        // Cipher suites without forward secrecy, and with CBC.
         &["-tls1_2", "-cipher", "AES128-GCM-SHA256"],
         &["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-SHA256"],
         &["-tls1_2", "-cipher", "ECDHE-ECDSA-NULL-SHA:@SECLEVEL=0"],
@@ -183,10 +183,10 @@ fn protocols_and_ciphers_are_those_of_the_page() {
     assert!(text.contains("alert no application protocol"), "{text}");
 }
 
-/// Sends commands to `openssl s_client`, each once the output contains the text before it. Returns
-/// all output.
+/// Sends each command to `openssl s_client` once its output contains the text before the command.
+/// Returns all output.
 fn talk(rig: &Rig, arguments: &[&str], talk: &[(&str, &str)]) -> Option<String> {
-    // The results of commands are printed on standard error.
+    // openssl prints the results of commands on standard error.
     let mut client = Command::new("sh")
         .args(["-c", "exec openssl s_client \"$@\" 2>&1", "sh", "-connect", &rig.address().to_string()])
         .args(arguments)

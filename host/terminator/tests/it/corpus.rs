@@ -1,4 +1,4 @@
-//! Runs the fuzz target on its stored corpus, and on damaged inputs of it.
+//! Runs the fuzz target on its stored corpus, and on damaged copies of it.
 
 use proptest::prelude::*;
 use rivulet_terminator::testing::relay;
@@ -9,7 +9,7 @@ mod inputs;
 use inputs::{inputs, replay};
 
 #[test]
-fn relayed_bytes() {
+fn corpus_of_relay_passes() {
     replay("tls_relay", relay);
 }
 

@@ -1,4 +1,4 @@
-//! Certificates by name, files that change, and files that cannot be used.
+//! Certificates by name, changed files, and files that cannot be used.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -89,7 +89,7 @@ fn certificate_is_chosen_by_name() {
         ("c.example", "first.pem"),
         ("x.y.c.example", "first.pem"),
         ("unknown.example", "first.pem"),
-        // No name is sent.
+        // The client sends no SNI.
         ("127.0.0.1", "first.pem"),
     ] {
         assert_eq!(presented(&rig, name), file(expected), "{name}");
@@ -97,7 +97,7 @@ fn certificate_is_chosen_by_name() {
 }
 
 #[test]
-fn changed_certificate_is_used_and_a_broken_one_is_not() {
+fn changed_certificate_is_used_unless_broken() {
     let rig = Rig::new();
     let (chain, key) = (rig.authority(), rig.folder.path().join("first.key"));
     let mut kept = rig.connect();
@@ -129,7 +129,7 @@ fn start_error(files: Files) -> String {
 }
 
 #[test]
-fn file_errors_name_the_file_and_the_problem() {
+fn file_errors_name_file_and_problem() {
     let folder = tempfile::tempdir().unwrap();
     let good = certificate(folder.path(), "good", &["localhost"]);
     let other = certificate(folder.path(), "other", &["localhost"]);
@@ -168,7 +168,7 @@ fn file_errors_name_the_file_and_the_problem() {
 }
 
 #[test]
-fn address_in_use_is_named() {
+fn address_in_use_is_reported() {
     let rig = Rig::new();
     let pair = certificate(rig.folder.path(), "again", &["localhost"]);
     let mut config = config(Files { certificates: vec![pair], ..Files::default() }, rig.address());
@@ -178,7 +178,7 @@ fn address_in_use_is_named() {
 }
 
 #[test]
-fn given_files_replace_those_in_force_and_bad_ones_do_not() {
+fn given_files_are_used_unless_bad() {
     let rig = Rig::new();
     let mut kept = rig.connect();
     get(&mut kept, "/1");
@@ -189,7 +189,7 @@ fn given_files_replace_those_in_force_and_bad_ones_do_not() {
     let error = rig.terminator.set_files(files(&away)).unwrap_err().to_string();
     assert!(error.contains("away.pem") && rig.terminator.problem() == Some(error));
     assert_eq!(presented(&rig, "localhost"), old, "the former certificate stays in use");
-    // The file comes later.
+    // The missing file appears.
     fs::copy(&next.chain, &away.chain).unwrap();
     let mut rounds = 0;
     while rig.terminator.problem().is_some() {

@@ -1,4 +1,4 @@
-//! Clients that violate TLS, or hold connections open.
+//! Clients that violate TLS or keep connections open.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use rustls::{ClientConnection, KeyLog, StreamOwned};
 use crate::backend::content;
 use crate::{PATIENCE, Rig, client_config, connect_with, get, read_response};
 
-/// Reads until the connection ends, also by a RST.
+/// Reads until the connection ends, even by a RST.
 fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut all, mut block) = (Vec::new(), [0; 4096]);
@@ -27,7 +27,7 @@ fn read_all(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn plain_http_gets_an_answer_and_other_protocols_none() {
+fn only_plain_http_gets_an_answer() {
     let rig = Rig::new();
     let mut stream = TcpStream::connect(rig.address()).unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
@@ -112,7 +112,7 @@ fn half_handshakes_and_idle_connections_end_in_time() {
 }
 
 #[test]
-fn connections_beyond_the_limit_are_closed_and_idle_ones_give_way() {
+fn connection_limit_closes_new_and_idle_ones() {
     let rig = Rig::with(|config| config.max_connections = 4);
     let mut idle: Vec<_> = (0..4).map(|_| rig.connect()).collect();
     for stream in &mut idle {
@@ -121,7 +121,7 @@ fn connections_beyond_the_limit_are_closed_and_idle_ones_give_way() {
     let mut fifth = TcpStream::connect(rig.address()).unwrap();
     assert_eq!(read_all(&mut fifth), b"");
     assert_eq!(rig.count("rivulet_tls_refused_total"), 1);
-    // Long before the time limit of a minute.
+    // Closed long before the time limit of a minute.
     for stream in &mut idle {
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
@@ -184,7 +184,7 @@ impl Sealer {
 }
 
 #[test]
-fn records_that_break_tls_end_the_connection_with_their_alert() {
+fn invalid_record_ends_connection_with_alert() {
     let rig = Rig::new();
     let request = b"GET /5 HTTP/1.1\r\nHost: h\r\n\r\n";
     let mut client = Sealer::new(&rig);
@@ -219,7 +219,7 @@ fn replayed_record_is_refused() {
 }
 
 #[test]
-fn floods_of_records_without_data_end_the_connection() {
+fn flood_of_empty_records_ends_connection() {
     let rig = Rig::new();
     let mut client = Sealer::new(&rig);
     // The permitted number of KeyUpdates, then a request.
@@ -235,7 +235,7 @@ fn floods_of_records_without_data_end_the_connection() {
 }
 
 #[test]
-fn pipeline_is_not_read_ahead_without_limit() {
+fn pipelined_requests_are_buffered_within_limit() {
     let rig = Rig::new();
     let mut client = Sealer::new(&rig);
     client.stream.sock.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
@@ -252,8 +252,8 @@ fn pipeline_is_not_read_ahead_without_limit() {
         sent += record.len();
     }
     assert!(sent < (64 << 20), "{sent} bytes were read behind a request without an answer");
-    // Closing with unread bytes sends a RST, which ends the connection even while nothing is read
-    // from it.
+    // Closing a socket with unread bytes sends a RST, which must end the connection even while the
+    // terminator reads nothing from it.
     reset(client.stream.sock);
     rig.wait_for("rivulet_tls_open", 0);
 }
@@ -264,7 +264,7 @@ fn reset(socket: TcpStream) {
 }
 
 #[test]
-fn slow_reader_ends_when_it_takes_too_little() {
+fn reader_below_minimum_rate_is_closed() {
     let rig = Rig::with(|config| {
         config.limits.idle = Duration::from_millis(500);
         config.limits.least_rate = 1 << 30;

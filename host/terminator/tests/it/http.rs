@@ -10,7 +10,7 @@ use crate::backend::content;
 use crate::{Rig, get, read_head, read_response};
 
 fn is_cut(result: std::io::Result<usize>) -> bool {
-    // Without close_notify.
+    // The connection ended without close_notify.
     result.is_err_and(|e| e.kind() == std::io::ErrorKind::UnexpectedEof)
 }
 
@@ -37,7 +37,7 @@ fn pipelined_requests_are_answered_in_their_order() {
 }
 
 #[test]
-fn server_learns_the_client_from_our_fields_alone() {
+fn server_gets_client_address_only_from_our_fields() {
     let rig = Rig::new();
     let mut stream = rig.connect();
     stream
@@ -50,7 +50,7 @@ fn server_learns_the_client_from_our_fields_alone() {
 }
 
 #[test]
-fn proxy_protocol_comes_once_before_the_requests() {
+fn proxy_header_is_sent_once_before_requests() {
     let rig = Rig::with(|config| config.forwarded = Forwarded::ProxyProtocol);
     let mut stream = rig.connect();
     let port = stream.sock.local_addr().unwrap().port();
@@ -98,7 +98,7 @@ fn bodies_of_requests_arrive_whole() {
 }
 
 #[test]
-fn response_of_unknown_length_ends_where_the_server_ends_it() {
+fn response_of_unknown_length_ends_with_server() {
     let rig = Rig::new();
     let mut stream = rig.connect();
     stream.write_all(b"GET /chunked/30000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
@@ -140,7 +140,7 @@ fn answer_before_the_body_ends_the_connection() {
 }
 
 #[test]
-fn get_goes_to_a_new_connection_when_the_old_one_is_stale() {
+fn get_is_repeated_when_idle_connection_was_closed() {
     let rig = Rig::new();
     let mut stream = rig.connect();
     assert_eq!(get(&mut stream, "/1").1, content(1));
@@ -178,7 +178,7 @@ fn malformed_response_gives_502() {
 }
 
 #[test]
-fn server_that_is_away_gives_502() {
+fn unreachable_server_gives_502() {
     let away = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let rig = Rig::with(|config| config.server = away);
     let mut stream = rig.connect();
@@ -236,7 +236,7 @@ fn response_101_without_an_upgrade_is_refused() {
 }
 
 #[test]
-fn response_is_whole_behind_the_clients_end() {
+fn response_is_complete_after_client_closes() {
     let rig = Rig::new();
     for by_tls in [true, false] {
         let mut stream = rig.connect();

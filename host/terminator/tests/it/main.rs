@@ -1,4 +1,4 @@
-//! The terminator with real sockets: clients in front of it, a server of plain HTTP behind it.
+//! Tests of the terminator with real sockets, between TLS clients and a server of plain HTTP.
 
 mod authorities;
 mod backend;
@@ -27,7 +27,7 @@ use backend::Backend;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Writes a new certificate for these names, signed by itself, and its key.
+/// Creates a self-signed certificate for these names, and its key.
 fn certificate(folder: &Path, name: &str, names: &[&str]) -> Certificate {
     let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
     let certificate = rcgen::generate_simple_self_signed(names).unwrap();
@@ -43,7 +43,7 @@ fn write_private(path: &Path, content: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
-/// A terminator before a server, and the folder with their files.
+/// A terminator with a server behind it, and the folder with their files.
 struct Rig {
     folder: tempfile::TempDir,
     backend: Backend,
@@ -79,7 +79,7 @@ impl Rig {
         connect_with(client_config(&self.authority(), &[]), self.address())
     }
 
-    /// The value of a counter on the page.
+    /// The value of a counter on the metrics page.
     fn count(&self, metric: &str) -> u64 {
         let page = self.terminator.counters().page();
         let line = page.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' '));
@@ -131,7 +131,7 @@ fn connect_with(config: ClientConfig, address: SocketAddr) -> StreamOwned<Client
     StreamOwned::new(tls, socket)
 }
 
-/// Reads a head, its empty line included.
+/// Reads a head, including its empty line.
 fn read_head(stream: &mut impl Read) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,5 +1,5 @@
-//! Connections of a terminator with an agent: what the agent gets to store, and what waits until it is stored. The door is the
-//! agent's; the test answers in its place.
+//! Connections of a terminator with an agent: which records the agent gets, and what waits until
+//! they are stored. The socket is that of the real agent; the test answers in its place.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -17,12 +17,12 @@ use rivulet_trods::{Asked, Reason, Record, StoreOutcome};
 use crate::backend::content;
 use crate::{PATIENCE, Rig, get, read_response};
 
-/// What the agent was sent, and how it answers.
+/// The messages that the agent received, and how it answers.
 #[derive(Debug, Default)]
 struct Log {
     records: Vec<Record>,
     others: Vec<Request>,
-    /// Stores that wait for an answer.
+    /// Records that wait for an answer.
     waiting: Vec<Asked>,
     holds: bool,
     stops: bool,
@@ -35,7 +35,7 @@ impl Log {
     }
 }
 
-/// An agent that stores everything, at once or when it is let.
+/// An agent that confirms each record, at once or when the test permits it.
 struct Agent {
     log: Arc<Mutex<Log>>,
     thread: Option<JoinHandle<()>>,
@@ -79,7 +79,7 @@ impl Agent {
         self.log.lock().unwrap()
     }
 
-    /// Waits until the log is like this.
+    /// Waits until the log satisfies a condition.
     fn until(&self, what: &str, is: impl Fn(&Log) -> bool) {
         for _ in 0..PATIENCE.as_millis() / 2 {
             if is(&self.log()) {
@@ -107,7 +107,8 @@ fn rig() -> (Rig, Agent) {
     (rig, agent)
 }
 
-/// What a replica makes from this state that continues with the byte at `acked`, with the object in its hands.
+/// The bytes that another replica makes from this state for a client that has acknowledged `acked`,
+/// with the object's content.
 fn remake(state: &State, acked: u32, object: &[u8]) -> Vec<u8> {
     let mut resumption = Resumption::begin(state, acked).unwrap();
     let mut out = Vec::new();
@@ -132,7 +133,7 @@ fn state_of_each_response_is_stored_before_it_leaves() {
     let (begun, sent) = (agent.log().records.len(), stream.sock.try_clone().unwrap());
     stream.write_all(b"GET /300000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
     agent.until("a state with the response", |log| log.records.len() > begun);
-    // Everything that could leave without it would have left by now.
+    // Without the rule, bytes would have left within this time.
     sent.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     let early = stream.read(&mut [0; 100]).unwrap_err();
     assert!(matches!(early.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{early}");
@@ -150,7 +151,7 @@ fn state_of_each_response_is_stored_before_it_leaves() {
 }
 
 #[test]
-fn request_that_must_not_run_twice_waits_until_the_end_of_protection_is_stored() {
+fn unsafe_request_waits_until_protection_end_is_stored() {
     let (rig, agent) = rig();
     let mut stream = rig.connect();
     get(&mut stream, "/5");
@@ -159,20 +160,20 @@ fn request_that_must_not_run_twice_waits_until_the_end_of_protection_is_stored()
     stream.write_all(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc").unwrap();
     agent.until("the end of the protection", |log| log.records.last().is_some_and(|last| last.unprotected));
     thread::sleep(Duration::from_millis(100));
-    assert_eq!(rig.backend.requests(), before, "the server has the request");
+    assert_eq!(rig.backend.requests(), before, "the server already got the request");
     agent.log().holds = false;
     let (_, body) = read_response(&mut stream);
     assert_eq!(body, b"abc");
     let is_end = |request: &Request| matches!(request, Request::Unprotected(_, Reason::Method));
     agent.until("the reason", |log| log.others.iter().any(is_end));
-    // The connection itself goes on.
+    // The connection itself continues.
     assert_eq!(get(&mut stream, "/7").1, content(7));
     let totals = rig.terminator.counters().totals();
     assert_eq!((totals.protected, totals.unprotected), (1, BTreeMap::from([("method", 1)])));
 }
 
 #[test]
-fn connections_end_behind_their_last_byte() {
+fn connections_end_after_their_last_byte() {
     let (rig, agent) = rig();
     let mut stream = rig.connect();
     write!(stream, "GET /20000 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
@@ -189,7 +190,7 @@ fn connections_end_behind_their_last_byte() {
 }
 
 #[test]
-fn without_an_agent_connections_are_served_unprotected() {
+fn connections_without_agent_are_served_unprotected() {
     let folder = tempfile::tempdir().unwrap();
     let rig = Rig::with(|config| config.agent = Some(folder.path().join("door")));
     assert!(get(&mut rig.connect(), "/100000").1 == content(100_000));
@@ -198,7 +199,7 @@ fn without_an_agent_connections_are_served_unprotected() {
 }
 
 #[test]
-fn agent_that_ends_leaves_no_connection_waiting() {
+fn connections_continue_after_agent_ends() {
     let (rig, agent) = rig();
     let mut stream = rig.connect();
     get(&mut stream, "/5");
@@ -211,7 +212,7 @@ fn agent_that_ends_leaves_no_connection_waiting() {
 }
 
 #[test]
-fn long_and_kept_connections_keep_short_records() {
+fn records_of_long_connections_stay_short() {
     let (rig, agent) = rig();
     let mut stream = rig.connect();
     for n in 0..40 {

@@ -1,5 +1,4 @@
-//! Compares the ciphertext of responses, captured behind the terminator, with the stream that
-//! another replica makes.
+//! Compares the captured ciphertext of responses with the ciphertext that another replica makes.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -75,7 +74,7 @@ const SUITES: [(CipherSuite, SupportedCipherSuite); 3] = [
 ];
 
 #[test]
-fn another_replica_makes_the_captured_ciphertext_from_any_place_on() {
+fn other_replica_makes_same_ciphertext_from_any_offset() {
     for (_, suite) in SUITES {
         let states = Arc::new(States::default());
         let observer = states.clone();
@@ -115,7 +114,10 @@ fn another_replica_makes_the_captured_ciphertext_from_any_place_on() {
         assert_eq!(states.len(), plaintexts.len());
         let mut at = sent.offset;
         for (n, ((_, sent, place), plaintext)) in states.iter().zip(&plaintexts).enumerate() {
-            assert!(place.offset == at || n == states.len() - 1, "response {n} begins behind the one before");
+            assert!(
+                place.offset == at || n == states.len() - 1,
+                "response {n} must begin after the one before"
+            );
             let whole = remake(place, sent, plaintext, 0);
             at = place.offset + whole.len() as u64;
             let wire = &captured[place.offset as usize..at as usize];

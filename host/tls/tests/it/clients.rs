@@ -1,5 +1,6 @@
-//! Real clients read the records. The handshake is rustls's; the server changes its key between two responses of one
-//! connection, and a second writer makes the rest of the second response from the middle of a record.
+//! Real clients read the records. rustls does the handshake. The server changes its key between two
+//! responses of a connection, and a second writer makes the rest of the second response from the
+//! middle of a record on.
 
 use std::{
     collections::HashMap,
@@ -84,8 +85,9 @@ impl Server {
         self.listener.local_addr().unwrap()
     }
 
-    /// Serves one connection with two requests; application data begins at record `first_record`. Calls
-    /// `on_key_update` after each KeyUpdate of the client, and returns how many of them asked for one of ours.
+    /// Serves one connection with two requests; application data begins at record `first_record`.
+    /// Calls `on_key_update` after each KeyUpdate of the client, and returns how many of them
+    /// requested one of ours.
     fn serve(mut self, first_record: u64, mut on_key_update: impl FnMut()) -> usize {
         let log = Arc::new(Secrets::default());
         self.config.key_log = log.clone();
@@ -108,7 +110,7 @@ impl Server {
         socket.write_all(&first.ciphertext(&secret, 0..first.response.ciphertext_bytes())).unwrap();
 
         requests += read_head(&mut receiver, &mut socket, &mut on_key_update);
-        // Right before a response: wget does not reuse a kept connection after a KeyUpdate.
+        // Sent right before a response, because wget does not reuse a connection after a KeyUpdate.
         let key = secret.record_key();
         let mut update = Vec::new();
         key.seal(first.response.next_record(), ContentType::Handshake, &KEY_UPDATE, &mut update).unwrap();
@@ -122,7 +124,7 @@ impl Server {
         let key = secret.record_key();
         key.seal(second.response.next_record(), ContentType::Alert, &CLOSE_NOTIFY, &mut close).unwrap();
         socket.write_all(&close).unwrap();
-        // The client closes first, so that its last segments meet no reset.
+        // Waits for the client to close first, so that its last segments cause no reset.
         let _ = io::copy(&mut socket, &mut io::sink());
         requests
     }
@@ -166,7 +168,8 @@ fn read_record(socket: &mut TcpStream) -> Vec<u8> {
     record
 }
 
-/// Reads records until a request's head is complete. Returns the number of updates that the client asked for.
+/// Reads records until a request's head is complete. Returns how many KeyUpdates the client
+/// requested.
 fn read_head(receiver: &mut Receiver, socket: &mut TcpStream, mut on_key_update: impl FnMut()) -> usize {
     let (mut head, mut requests) = (Vec::new(), 0);
     while !head.ends_with(b"\r\n\r\n") {
@@ -182,7 +185,8 @@ fn read_head(receiver: &mut Receiver, socket: &mut TcpStream, mut on_key_update:
     requests
 }
 
-/// Has a program fetch both responses with each cipher suite; `{ca}` and `{url}` in its arguments are replaced.
+/// Has a program fetch both responses with each cipher suite. `{ca}` and `{url}` in its arguments
+/// are replaced.
 fn fetch_with(program: &str, arguments: &[&str]) {
     if Command::new(program).arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no {program}");
@@ -242,7 +246,8 @@ fn openssl_updates_its_key_and_gets_an_update() {
     for suite in SUITES {
         let server = Server::new(suite, 0);
         let mut client = Command::new("openssl")
-            // Commands are read only without `-ign_eof`, which `-quiet` switches on. Requests are padded.
+            // s_client reads commands only without `-ign_eof`, which `-quiet` sets. Its requests
+            // are padded.
             .args(["s_client", "-quiet", "-no_ign_eof", "-record_padding", "512"])
             .args(["-connect", &server.address().to_string()])
             .stdin(Stdio::piped())
@@ -260,7 +265,7 @@ fn openssl_updates_its_key_and_gets_an_update() {
             output.read_exact(&mut plaintext).unwrap();
             assert!(plaintext == expected, "{:?}: response {seed} of {version:?}", suite.0);
             if seed == 1 {
-                // s_client's command to send a KeyUpdate that asks for one.
+                // The command with which s_client sends a KeyUpdate that requests one of ours.
                 input.write_all(b"K\n").unwrap();
                 updates.recv_timeout(Duration::from_secs(60)).unwrap();
             }
@@ -294,7 +299,7 @@ fn fetch_with_rustls(tickets: usize, first_record: u64) {
             stream.read_exact(&mut plaintext).unwrap();
             assert!(plaintext == Content::new(seed, 0).plaintext, "{:?}: response {seed}", suite.0);
         }
-        // The end is a close_notify: without one this is an error.
+        // The connection must end with a close_notify; otherwise this is an error.
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
         drop(stream);
         serving.join().unwrap();

@@ -10,7 +10,7 @@ mod inputs;
 use inputs::{inputs, replay};
 
 #[test]
-fn states() {
+fn corpus_of_states_passes() {
     replay("tls_state", hostile::state);
 }
 

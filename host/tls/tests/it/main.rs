@@ -1,5 +1,5 @@
-//! The records against RFC 8448's trace, against themselves made from any place on, and at real clients; the stored form of
-//! a connection.
+//! Tests of the records: against the trace in RFC 8448, from any position on, and with real
+//! clients; and of the stored form of a connection.
 
 mod adoption;
 mod clients;

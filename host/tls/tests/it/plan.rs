@@ -1,4 +1,5 @@
-//! The rest of a stream, from any acknowledged number on, against the stream as a loop makes it from its beginning.
+//! The rest of a stream from any acknowledged number on, compared with the same stream made from
+//! its beginning by a simple loop.
 
 use proptest::prelude::*;
 use rivulet_tls::{
@@ -28,7 +29,7 @@ fn plaintext(state: &State, index: usize) -> Vec<u8> {
     }
 }
 
-/// All of the stream, cut by a loop that knows nothing of [`rivulet_tls::Response`].
+/// The whole stream, divided by a loop that does not use [`rivulet_tls::Response`].
 fn stream(state: &State) -> Vec<u8> {
     let (mut secret, mut number, mut out) = (state.write.secret.clone(), state.write.record, Vec::new());
     for index in 0..state.http.responses.len() {
@@ -51,7 +52,8 @@ fn stream(state: &State) -> Vec<u8> {
     out
 }
 
-/// What the next replica sends to a client that has these bytes of the stream, and its writer.
+/// The bytes that the next replica sends to a client that has `had` bytes of the stream, and its
+/// writer.
 fn resumed(state: &State, had: usize, chunk: usize) -> (Vec<u8>, Writer) {
     let mut out = Vec::new();
     let mut resumption = Resumption::begin(state, state.write.sequence.wrapping_add(had as u32)).unwrap();
@@ -86,7 +88,7 @@ fn states(most: u64) -> impl Strategy<Value = State> {
     )
 }
 
-/// The writer behind the stream is at its end, and under the key of its generation.
+/// Checks that the writer is at the end of the stream, with the key of its generation.
 fn assert_end(state: &State, writer: &Writer, length: usize) {
     let updates = state.key_updates & !(1 << state.http.responses.len());
     let position = writer.position();
@@ -121,7 +123,7 @@ proptest! {
         }
     }
 
-    /// A state that holds only the responses that the client is not known to have gives the same rest.
+    /// A state without the responses that the client is known to have gives the same rest.
     #[test]
     fn dropped_responses_change_nothing(state in states(2000), place: prop::sample::Index) {
         let whole = stream(&state);
@@ -148,7 +150,8 @@ fn acknowledgement_lies_in_the_sent_part_of_a_response() {
     let mut state = state(CipherSuite::Aes128GcmSha256, 5, vec![object(1 << 33)]);
     let response = &mut state.http.responses[0];
     let head = response.length - (1 << 33);
-    // 5 GiB and a byte have left: acknowledged numbers lie less than 4 GiB before the end of that record.
+    // 5 GiB and one byte were sent. Acknowledged numbers are less than 4 GiB before the end of that
+    // record.
     response.passed = head + (5 << 30) + 1;
     let sent = state.tcp_record().responses[0].passed;
     let resumption = |back: u64| Resumption::begin(&state, 5u32.wrapping_add((sent - back) as u32));
@@ -174,7 +177,7 @@ fn end_of_the_clients_data_is_answered_by_close_notify() {
 
 const HEAD: &str = "HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: 20000\r\n\r\n";
 
-/// An object with this many bytes of its body compared.
+/// An object of which this many bytes of the body are compared.
 fn checked(count: u32) -> Response {
     let check = (count, crc32c::crc32c(&body(0, count.into())));
     let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
@@ -192,7 +195,7 @@ fn part(from: usize, to: usize, etag: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), &body[from..to]].concat()
 }
 
-/// What these answers bring, given in pieces of this length.
+/// The plaintext from these answers, given in pieces of length `chunk`.
 fn read(answers: &mut Answers, bytes: &[u8], chunk: usize) -> Result<Vec<u8>, Refusal> {
     let mut out = Vec::new();
     bytes.chunks(chunk).try_for_each(|bytes| answers.read(bytes, &mut out))?;

@@ -1,4 +1,4 @@
-//! What clients may send after the handshake, and what they may not.
+//! Messages that clients may send after the handshake, and messages that they must not.
 
 use proptest::prelude::*;
 use rivulet_tls::{
@@ -28,7 +28,7 @@ fn key_update_begins_the_next_generation_at_zero() {
     let mut record = seal(&next.next_generation(), 0, ContentType::ApplicationData, b"data");
     assert_eq!(receiver.receive(&mut record), Ok(Message::Data(b"data")));
     assert_eq!(receiver.next_record(), 1);
-    // Another replica goes on from the secret and the number.
+    // Another replica continues from the secret and the record number.
     let mut adopter = Receiver::new(receiver.secret().clone(), receiver.next_record());
     let mut record = seal(&next.next_generation(), 1, ContentType::ApplicationData, b"");
     assert_eq!(adopter.receive(&mut record), Ok(Message::Data(b"")));
@@ -87,7 +87,7 @@ proptest! {
         content in 0..3_usize, plaintext in prop::collection::vec(any::<u8>(), 0..20), padding in 0..3_usize,
     ) {
         let content = [ContentType::Alert, ContentType::Handshake, ContentType::ApplicationData][content];
-        // Zeros at the end of data, sealed as they are, are data: the content type follows them.
+        // Zeros at the end of the data are data: the content type follows them.
         let plaintext = [plaintext, vec![0; padding]].concat();
         let mut record = seal(&secret(), 0, content, &plaintext);
         let mut receiver = Receiver::new(secret(), 0);

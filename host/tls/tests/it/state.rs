@@ -1,4 +1,4 @@
-//! The stored form of a connection: decoding gives back what was encoded and refuses other bytes.
+//! The stored form of a connection: decoding gives the encoded state, and other bytes are refused.
 
 use proptest::prelude::*;
 use rivulet_tls::{
@@ -78,7 +78,7 @@ fn encoding_round_trips() {
     }
 }
 
-/// The encoding of version 1: a change of the format must get another version, or this test fails.
+/// The encoding of version 1. This fails if the format changes without a new version.
 #[test]
 fn first_version_has_these_bytes() {
     let mut state = state(CipherSuite::Aes128GcmSha256, 0x0102_0304, Vec::new());
@@ -169,7 +169,7 @@ fn sealed_state_opens_for_its_flow_alone() {
 }
 
 #[test]
-fn sealed_state_shows_and_takes_nothing() {
+fn sealed_state_is_encrypted_and_authenticated() {
     let state = state(CipherSuite::Aes128GcmSha256, 1, vec![object(5000)]);
     let place = flow_place(&state.tuple());
     let sealed = state.seal(&keys(5), &place).unwrap();
@@ -191,7 +191,7 @@ fn debug_output_has_no_secrets() {
     for text in [format!("{state:?}"), format!("{state:#?}")] {
         assert!(text.contains("10.0.0.1:4000"));
         // 0xa1 and 0xc2 in decimal and hexadecimal, and the requests, which Rust prints as decimal
-        // numbers: "pa" has 112, 97.
+        // numbers: "GET" begins with 71, "pa" is 112, 97.
         for secret in ["161", "a1", "194", "c2", "password", "GET", "112"] {
             assert!(!text.contains(secret), "{text}");
         }
@@ -229,7 +229,7 @@ fn acknowledged_responses_are_dropped() {
         let write = &state.write;
         assert_eq!((write.sequence, write.record, write.generation), (sequence, record, generation));
         assert_eq!(state.key_updates, updates);
-        // The key is that of the generation.
+        // The key is that of the state's generation.
         let mut secret = first.write.secret.clone();
         (0..generation).for_each(|_| secret = secret.next_generation());
         let seal = |secret: &TrafficSecret| {
@@ -252,7 +252,7 @@ fn tcp_record_counts_ciphertext() {
     let head = state.http.responses[1].length - 70_000;
     let tcp = state.tcp_record();
     assert_eq!((tcp.response_at, tcp.acknowledged()), (100, 1000));
-    // One byte of the second small record may have been sent, so all of that record may have.
+    // If one byte of the second small record may have been sent, the whole record may have been.
     let sent = one.ciphertext_bytes() + 27 + head + 22 + 2 * (4096 + 22);
     assert_eq!(tcp.passed(), 100 + sent as u32);
     (state.http.client_fin, state.client_fin) = (true, true);

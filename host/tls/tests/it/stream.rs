@@ -1,5 +1,5 @@
-//! The record rule, compared with a loop that divides a response from its beginning, and with
-//! streams made from any offset on.
+//! The record rule, compared with a simple loop over a whole response, and with streams made from
+//! any offset on.
 
 use proptest::prelude::*;
 use rivulet_tls::{CipherSuite, Error, MAX_RESPONSE_RECORD, OVERHEAD_BYTES, Record, Response, TrafficSecret};
@@ -31,7 +31,7 @@ fn cut(first: u64, head: u64, body: u64) -> Vec<Record> {
     records
 }
 
-/// Lengths at the limits of records, and others.
+/// Lengths at the limits of records, and other lengths.
 fn length(max: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         0..max,
@@ -115,7 +115,7 @@ fn sequence_number_beyond_sent_bytes_has_no_offset() {
 }
 
 #[test]
-fn sequence_number_beyond_4_gb_names_the_last_place_sent() {
+fn ambiguous_sequence_number_means_last_sent_offset() {
     let response = Response::new(7, 0, 100, 20 << 30).unwrap();
     let sent = (13 << 30) + 5;
     assert_eq!(response.offset_of(7_u32.wrapping_add(sent as u32), sent), Some(sent));
@@ -127,7 +127,7 @@ fn sequence_number_beyond_4_gb_names_the_last_place_sent() {
 #[test]
 fn response_beyond_its_key_is_refused() {
     let large = 16_384;
-    // Head, 16 small records, and large ones.
+    // The head, 16 small records, and large ones.
     let longest = 65_536 + (MAX_RESPONSE_RECORD + 1 - 17) * large;
     assert_eq!(Response::new(0, 0, 1, longest).unwrap().next_record(), MAX_RESPONSE_RECORD + 1);
     for (record, head, body) in [

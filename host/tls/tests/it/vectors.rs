@@ -1,4 +1,4 @@
-//! Keys and records against the trace of RFC 8448 section 3, and arguments that are refused.
+//! Keys and records compared with the trace of RFC 8448 section 3, and arguments that are refused.
 
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use rivulet_tls::{
@@ -7,14 +7,14 @@ use rivulet_tls::{
 };
 
 const SERVER_SECRET: &str = "a11af9f05531f856ad47116b45a950328204b4f44bfb6b3a4b4f1f3fcb631643";
-/// Record 1, behind the session ticket: the bytes 0 to 49.
+/// Record 1 of the server, after the session ticket: the bytes 0 to 49.
 const DATA_RECORD: &str = "17030300432e937e11ef4ac740e538ad36005fc4a46932fc3225d05f82aa1b36e30efaf97d90e6dffc602dcb501a59a8fc\
                            c49c4bf2e5f0a21c0047c2abf332540dd032e167c2955d";
 /// Record 2.
 const ALERT_RECORD: &str = "1703030013b58fd67166ebf599d24720cfbe7efa7a8864a9";
 
 const CLIENT_SECRET: &str = "9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5";
-/// Record 0: the bytes 0 to 49.
+/// Record 0 of the client: the bytes 0 to 49.
 const CLIENT_DATA_RECORD: &str = "1703030043a23f7054b62c94d0affafe8228ba55cbefacea42f914aa66bcab3f2b9819a8a5b46b395bd54a9a20441e2b62\
                                   974e1f5a6292a2977014bd1e3deae63aeebb21694915e4";
 /// Record 1.
@@ -51,7 +51,7 @@ fn client_records_of_the_rfc_8448_trace_open() {
     assert_eq!(receiver.next_record(), 2);
 }
 
-/// Record 0 with the server's key of the trace: `inner` is plaintext, content type and padding.
+/// Record 0 with the server's key of the trace. `inner`: plaintext, content type and padding.
 fn seal_inner(inner: &[u8]) -> Vec<u8> {
     let key = UnboundKey::new(&AES_128_GCM, &bytes("9f02283b6c9c07efc26bb9f2ac92e356")).unwrap();
     let nonce = Nonce::try_assume_unique_for_key(&bytes("cf782b88dd83549aadf1e984")).unwrap();

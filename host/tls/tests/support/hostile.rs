@@ -1,8 +1,9 @@
-//! The work of the fuzz targets for arbitrary bytes.
+//! The fuzz targets' work on arbitrary bytes.
 
 use rivulet_tls::{MAX_STATE_BYTES, Resumption, Source, State};
 
-/// A state, of which the HTTP part gets a valid sum. The first acknowledged number comes from the bytes, too.
+/// Decodes and uses a state; its HTTP part gets a valid checksum. The first acknowledged number
+/// also comes from the bytes.
 pub fn state(bytes: &[u8]) {
     let Some((acked, bytes)) = bytes.split_first_chunk() else { return };
     let acked = u32::from_be_bytes(*acked);

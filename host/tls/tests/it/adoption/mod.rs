@@ -1,5 +1,6 @@
-//! Unmodified clients download while the replica that holds their TLS connection is cut off and killed; another process goes on
-//! from the sealed state. Client, router and two replicas are network namespaces, with nginx behind each replica.
+//! Unmodified clients download while the replica with their TLS connection is cut off and killed;
+//! another process continues from the sealed state. Client, router and two replicas are network
+//! namespaces, with nginx on each replica.
 
 mod rack;
 mod replica;
@@ -14,10 +15,11 @@ use crate::clients::SUITES;
 
 const SIZE: usize = 20_000_000;
 
-/// What the first replica sends at most behind the place at which it is to die: segments are on their way then.
+/// Most bytes that the first replica sends beyond the position at which it is to die, so that some
+/// segments are in flight then.
 const AHEAD: u64 = 1 << 20;
 
-/// The process of the first replica, which is this program again.
+/// The process of the first replica: this test program, run again.
 #[test]
 #[ignore = "is run by other tests"]
 fn first_replica() {
@@ -33,8 +35,9 @@ fn random(seed: &mut u64) -> u64 {
     z ^ z >> 29
 }
 
-/// Downloads a large and a small object over one connection, whose replica dies at a number of places of the large one. `{ca}`,
-/// `{big}`, `{small}`, `{folder}` and `{url}` of the arguments are replaced: files, their folder, and the service's address.
+/// Downloads a large and a small object over one connection; its replica dies at several positions
+/// of the large one. In the arguments, `{ca}`, `{big}`, `{small}`, `{folder}` and `{url}` are
+/// replaced by files, their folder, and the service's address.
 fn survive(program: &str, arguments: &[&str], places: usize) {
     if Command::new(program).arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no {program}");
@@ -86,7 +89,7 @@ fn survive(program: &str, arguments: &[&str], places: usize) {
 }
 
 #[test]
-fn curl_outlives_its_replica_at_twenty_places() {
+fn curl_download_survives_death_at_any_position() {
     survive(
         "curl",
         &[
@@ -108,7 +111,7 @@ fn curl_outlives_its_replica_at_twenty_places() {
 }
 
 #[test]
-fn python_outlives_its_replica() {
+fn python_download_survives_death_of_replica() {
     const SCRIPT: &str = "
 import http.client, shutil, ssl, sys
 ca, url, big, small = sys.argv[1:]
@@ -124,7 +127,7 @@ for path, name in ('/big', big), ('/small', small):
 }
 
 #[test]
-fn wget_outlives_its_replica() {
+fn wget_download_survives_death_of_replica() {
     survive(
         "wget",
         &["-q", "-t", "1", "-T", "60", "--ca-certificate={ca}", "-P", "{folder}", "{url}/big", "{url}/small"],

@@ -34,13 +34,14 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// The service is at the first replica. None, with a line on standard error, if this machine cannot have it.
+    /// The service is initially at the first replica. `None`, with a line on standard error, if
+    /// this machine lacks a needed feature.
     pub fn new() -> Option<Rack> {
         if rivulet_bpf::kernel::skipped(rivulet_bpf::kernel::Feature::Tcx) {
             return None;
         }
         let [client, router, r1, r2] = two_replicas("s")?;
-        // Slow enough that a replica can die in the middle.
+        // Slow enough for a replica to die during a download.
         router.shape("c", "300mbit");
         let folder = tempfile::tempdir().unwrap();
         for name in ["www", "n1", "n2"] {
@@ -66,7 +67,7 @@ impl Rack {
         &self.client
     }
 
-    /// An unmodified server at each replica. Heads of the two have different lengths.
+    /// Starts an unmodified server on each replica. Their response heads have different lengths.
     pub fn start_servers(&self) -> [Process; 2] {
         [(&self.r1, "n1"), (&self.r2, "n2")].map(|(ns, name)| {
             let (path, www) = (self.folder().join(name), self.www());
@@ -91,7 +92,7 @@ impl Rack {
         })
     }
 
-    /// The process of the first replica.
+    /// Starts the process of the first replica.
     pub fn start_first(&self, suite: usize, limit: u64) -> Process {
         for name in ["listens", "state"] {
             let _ = fs::remove_file(self.folder().join(name));
@@ -106,21 +107,21 @@ impl Rack {
         process
     }
 
-    /// Cuts the first replica off, so that neither FIN nor RST leaves it. The second one gets the service's packets, before its
-    /// kernel.
+    /// Cuts off the first replica, so that neither FIN nor RST leaves it. The service's packets go
+    /// to the second replica, which passes them to the test before its kernel.
     pub fn cut(&self) {
         self.router.run("nft add rule ip t f iifname r1 drop");
         self.r2.run("nft add rule ip t i ip daddr 10.9.0.1 drop");
         self.router.ip("route replace 10.9.0.1 via 10.0.2.2");
     }
 
-    /// As before.
+    /// Undoes [`cut`](Self::cut).
     pub fn mend(&self) {
         self.router.run("nft flush chain ip t f");
         self.router.ip("route replace 10.9.0.1 via 10.0.1.2");
     }
 
-    /// Adopts a connection that is cut off, and serves it to its end.
+    /// Adopts a connection whose replica was cut off, and serves it to its end.
     pub fn adopt(&mut self, state: State) -> JoinHandle<()> {
         let tcp = state.tcp_record();
         let place = self.probe(&tcp);
@@ -137,14 +138,14 @@ impl Rack {
         })
     }
 
-    /// Where the client is, as TRODS asks it: with an old byte.
+    /// Probes the client with an old byte, as TRODS does, to learn which bytes it has.
     fn probe(&self, tcp: &Record) -> Place {
         let prober = in_netns(Some(self.r2.name()), Prober::open).unwrap().unwrap();
         let config = Config { promiscuous: false, ..Config::default() };
         let mut io = AfPacket::open(&self.r2.interface("eth0"), config).unwrap();
         let (mut place, mut count) = (None, 0);
         eventually("an answer to the probe", || {
-            // Not each time it looks.
+            // Repeats the probe only every twentieth time.
             if count % 20 == 0 {
                 prober.send(tcp, now_ms()).unwrap();
             }
@@ -164,7 +165,7 @@ impl Rack {
         place.unwrap()
     }
 
-    /// Has TRODS's programs bound the acknowledgements of a client that has data behind holes.
+    /// Has TRODS's programs lower acknowledgements of a client that has data behind holes.
     fn bound(&mut self, tcp: &Record) {
         let programs = self.programs.get_or_insert_with(|| {
             let mut programs = Trods::load().unwrap();

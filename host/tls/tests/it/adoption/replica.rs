@@ -1,5 +1,5 @@
-//! A replica as small as it can be: one connection, an unmodified HTTP server behind it, and a file for the store. It follows
-//! the record rule, and stores a state before it sends what needs it.
+//! A minimal replica: one connection, an unmodified HTTP server behind it, and a file as the store.
+//! It follows the record rule, and stores a state before it sends bytes that depend on it.
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// The ring of the service, which all its replicas have.
+/// The keys of the service, which all its replicas have.
 pub fn keys() -> RecordKeys {
     RecordKeys::new(5, 1, &[(1, [7; 16])])
 }
@@ -46,7 +46,7 @@ pub struct Served {
     receiver: Receiver,
     writer: Writer,
     store: PathBuf,
-    /// Bytes of a response after which nothing more is sent, as if the server hung.
+    /// Bytes of a response after which it sends nothing more, as if the server hung.
     limit: u64,
 }
 
@@ -59,13 +59,14 @@ fn read_record(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(record)
 }
 
-/// Where the state of a client's connection is stored.
+/// Path of the stored state of a client's connection.
 pub fn stored_at(folder: &Path) -> PathBuf {
     folder.join("state")
 }
 
-/// The work of the first replica: it serves one client after the other, until it is killed. After `limit` bytes of a response it
-/// sends no more, so that no client ends before the test has killed it, however slow the machine is.
+/// Runs the first replica: it serves one client after the other until it is killed. It stops
+/// sending after `limit` bytes of a response, so that no client finishes before the test has killed
+/// it, even on a slow machine.
 pub fn serve(folder: &Path, suite: usize, limit: u64) {
     let (suite, rustls_suite) = SUITES[suite];
     let key = PrivateKeyDer::try_from(fs::read(folder.join("key.der")).unwrap()).unwrap();
@@ -138,7 +139,8 @@ impl Served {
         Served { socket, state, receiver, writer, store, limit: u64::MAX }
     }
 
-    /// Another replica's connection, with a socket that sends from the number that the client has acknowledged.
+    /// Continues another replica's connection, on a socket that sends from the number that the
+    /// client has acknowledged.
     pub fn adopt(socket: TcpStream, state: State, store: PathBuf, acked: u32) -> io::Result<Served> {
         let mut resumption = Resumption::begin(&state, acked).map_err(io::Error::other)?;
         let mut served = Served::new(socket, state, store);
@@ -168,7 +170,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Answers the client's requests until it ends its data.
+    /// Answers the client's requests until the client ends its data.
     pub fn serve(mut self) -> io::Result<()> {
         loop {
             let mut record = match read_record(&mut self.socket) {
@@ -212,7 +214,7 @@ impl Served {
         let length = head.len() as u64 + body;
         let http = &mut self.state.http;
         http.request_at = http.request_at.wrapping_add(request.len() as u32);
-        // The client asks for the next one when it has the one before.
+        // The client requests the next object once it has the one before.
         let before: u64 = http.responses.iter().map(|response| response.length).sum();
         http.response_at = http.response_at.wrapping_add(before as u32);
         http.version += 1;
@@ -249,7 +251,7 @@ impl Served {
     }
 }
 
-/// The state of the only connection in a store.
+/// The state of the only connection in the store.
 pub fn load(store: &Path) -> State {
     let bytes = fs::read(store).unwrap();
     let line = bytes.iter().position(|&byte| byte == b'\n').unwrap();
