@@ -1,5 +1,5 @@
-//! Attackers: packets of one kind that a server has to refuse (or, for SYNs, to answer without remembering
-//! them).
+//! Attackers: each sends packets of one kind that a server has to refuse (or, for SYNs, to answer
+//! without storing state).
 //!
 //! Attacks close to valid traffic start from real requests: a client and the server's step run in memory,
 //! with the server's own keys or with others, and one field of the client's packets is changed.
@@ -31,9 +31,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Valid requests under other keys.
+    /// Valid requests sealed with other keys.
     WrongKeys,
-    /// The same, of key epochs that this server does not have.
+    /// Valid requests of key epochs that this server does not have.
     ExpiredEpochs,
     /// Rivulet's option, and random bytes.
     Garbage,
@@ -43,7 +43,7 @@ pub enum Class {
     SynData,
     /// Valid requests with a changed continuation: a larger window.
     Forged,
-    /// Valid requests, with right sums, but with another MAC.
+    /// Valid requests with right sums but a wrong MAC.
     BadMac,
     /// SYNs of ordinary TCP, as Linux sends them.
     PlainSyn,
@@ -54,7 +54,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Ordinary TCP, for which no key is needed.
+    /// Whether the packets are ordinary TCP, for which no key is needed.
     fn is_plain(self) -> bool {
         matches!(self, Class::PlainSyn | Class::PlainData | Class::PlainAck)
     }
@@ -186,9 +186,9 @@ impl Maker {
         bail!("the packets of this attack cannot be made: the key file has no usable keys")
     }
 
-    /// The keys under which the packets are made.
+    /// The keys with which the packets are made.
     fn ring(&self, own: &KeySet) -> anyhow::Result<KeyRing> {
-        let foreign = || KeySet::generate(own.service).context("keys of somebody else");
+        let foreign = || KeySet::generate(own.service).context("making foreign keys");
         let mut keys = match self.class {
             Class::WrongKeys | Class::ExpiredEpochs => foreign()?,
             _ => own.clone(),

@@ -15,7 +15,7 @@ pub struct Outcome {
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Of these, requests with other bytes in their answers than the served ones.
+    /// Failed requests with an answer that differs from the served bytes.
     pub wrong: u64,
     /// Reason of the first failure.
     pub first_error: Option<String>,

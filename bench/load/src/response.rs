@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as reads an answer of known length, and of DNS over TCP.
+//! Parses HTTP/1.1 answers of known length, and answers of DNS over TCP.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_dns_is_an_answer_to_ones_own_query() {
+    fn dns_answer_must_match_query() {
         let answer = |id: u16, flags: u8, code: u8, records: u8| {
             let mut message = vec![0, 14];
             message.extend(id.to_be_bytes());
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_answer_in_any_pieces() {
+    fn answer_is_parsed_in_any_pieces() {
         let text = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
         for size in 1..text.len() {
             let mut parser = Parser::default();

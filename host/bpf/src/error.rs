@@ -11,7 +11,7 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
     /// The kernel refused a program.
-    #[error("{program}: {source}; its verifier reports: {why}")]
+    #[error("{program}: {source}; the verifier reports: {why}")]
     Refused {
         /// Name of the object file.
         program: &'static str,

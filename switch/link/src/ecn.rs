@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv4_keeps_its_checksum_right() {
+    fn mark_updates_ipv4_checksum() {
         for tagged in [false, true] {
             for tos in 0..=255u8 {
                 let (mut f, l3) = ipv4(tos, tagged);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_and_others() {
+    fn mark_sets_ipv6_and_skips_other_frames() {
         let mut f = vec![0; 12];
         f.extend([0x86, 0xdd, 0x60, 0x20]);
         f.resize(54, 0);

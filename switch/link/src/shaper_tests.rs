@@ -34,7 +34,7 @@ fn run(text: &str, count: u32, len: usize, gap: u64) -> (Vec<Delivery<u32>>, Cou
 }
 
 #[test]
-fn delay_alone_moves_every_packet_by_exactly_that() {
+fn delay_is_exact_for_every_packet() {
     let (out, _) = run("delay=5ms", 100, 1000, MS);
     assert!(out.iter().enumerate().all(|(i, d)| d.item == i as u32 && d.at == i as u64 * MS + 5 * MS));
 }
@@ -48,7 +48,7 @@ fn rate_is_exact_over_many_packets() {
 }
 
 #[test]
-fn overhead_counts() {
+fn overhead_counts_towards_the_rate() {
     let (out, _) = run("rate=8mbit overhead=24 queue=100", 10, 976, 0);
     assert_eq!(out.last().unwrap().at, 10 * MS);
 }
@@ -124,7 +124,7 @@ fn new_rate_applies_to_queued_packets() {
 }
 
 #[test]
-fn same_seed_same_result() {
+fn same_seed_gives_same_result() {
     let text = "rate=10mbit delay=5ms jitter=1ms loss=3% duplicate=3% reorder=3% queue=50";
     assert!(run(text, 5000, 700, 400_000) == run(text, 5000, 700, 400_000));
 }

@@ -78,8 +78,8 @@ fn number(frame: &[u8]) -> u32 {
 /// A pause of this length counts as the end of the frames.
 const SILENCE: Duration = Duration::from_millis(200);
 
-/// Sends numbered frames at an interval, waits for `wanted` of them and then for unexpected ones;
-/// returns (number, one-way time) of those that arrive.
+/// Sends numbered frames at an interval, and waits for `wanted` of them and then for unexpected
+/// ones. Returns number and one-way time of each frame that arrived.
 fn probe(
     from: &mut dyn PacketIo,
     to: &mut dyn PacketIo,
@@ -117,7 +117,7 @@ fn probe(
     got
 }
 
-/// Waits until frames pass: the wire reopens an interface a little after it is up.
+/// Sends frames until one arrives, because the wire reopens an interface some time after it is up.
 fn until_it_passes(from: &mut dyn PacketIo, to: &mut dyn PacketIo) {
     let probe = frame(200, u32::MAX);
     eventually("frames pass", || {

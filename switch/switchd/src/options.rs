@@ -307,7 +307,7 @@ fn exposed(addr: &str, tls: Option<&TlsFiles>) -> Option<String> {
     };
     (!local && tls.is_none_or(|t| !t.client_required)).then(|| {
         format!(
-            "P4Runtime at {addr} takes whoever reaches it for a controller: bind it to 127.0.0.1 or unix:PATH, or use \
+            "P4Runtime at {addr} accepts every client that can reach it as a controller: bind it to 127.0.0.1 or unix:PATH, or use \
              --grpc-server-ssl with --grpc-server-with-client-auth"
         )
     })
@@ -436,9 +436,9 @@ mod tests {
         }
     }
 
-    /// Starts like the switch class of p4lang/tutorials.
+    /// The command line with which the switch class of p4lang/tutorials starts a switch.
     #[test]
-    fn tutorials_start_it_unchanged() {
+    fn command_line_of_tutorials_is_accepted() {
         let o = run("-i 1@s1-eth1 -i 2@s1-eth2 --pcap /tmp --nanolog ipc:///tmp/bm-0-log.ipc --device-id 3 \
              build/basic.json --log-console --thrift-port 9090 -- --grpc-server-addr 0.0.0.0:50051 --cpu-port 255")
         .unwrap();
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn no_p4_forwards_everything() {
+    fn no_p4_ignores_a_program_file() {
         for line in ["--no-p4 -- --cpu-port 510", "--no-p4 x.json -- --cpu-port 510"] {
             let o = run(line).unwrap();
             assert_eq!((o.config, o.cpu_port), (None, Some(510)), "{line}");
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn warns_of_an_address_that_other_hosts_reach() {
+    fn address_beyond_this_host_causes_a_warning() {
         let tls = "--grpc-server-ssl --grpc-server-cert c --grpc-server-key k --grpc-server-cacert a";
         for (line, warned) in [
             ("".to_owned(), false),
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn ours() {
+    fn own_flags_are_parsed() {
         let o =
             run("x.json -i 1@ns1:veth1 --link 1@rate=10mbit,delay=5ms --io auto --p4info x.txtpb --trace")
                 .unwrap();

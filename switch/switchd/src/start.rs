@@ -245,7 +245,7 @@ fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
 fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Result<Listener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            bail!("{} is there and not a socket", path.display());
+            bail!("{} exists and is not a socket", path.display());
         }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             bail!("another process listens on {}", path.display());
@@ -293,7 +293,7 @@ impl Grpc {
                 let _ = end.await;
             };
             if let Err(e) = server.serve(listener, control, packet_ins, digests, end).await {
-                tracing::error!("P4Runtime: {e}; packets go on");
+                tracing::error!("P4Runtime: {e}; packets are still forwarded");
             }
         });
         Ok(Grpc { shutdown, task })

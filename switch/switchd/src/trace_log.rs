@@ -79,7 +79,7 @@ impl Files {
 
 fn is_written(result: io::Result<()>) -> bool {
     if let Err(e) = &result {
-        tracing::error!("trace: {e}; no more is written there");
+        tracing::error!("trace: {e}; this trace is closed");
     }
     result.is_ok()
 }

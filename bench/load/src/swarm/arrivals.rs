@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_a_second_come_and_not_evenly() {
+    fn arrivals_are_poisson_at_the_given_rate() {
         let mut poisson = Poisson::new(1000.0);
         let mut gaps = Vec::new();
         for _ in 0..100_000 {

@@ -38,13 +38,13 @@ pub struct Swarm {
     pub io: IoChoice,
     /// Whether each connection is kept open after its one request.
     pub hold: bool,
-    /// With that, closes the window in the middle of an answer, after about this many bytes of the body
-    /// (plain).
+    /// With `hold`: the client closes its window in the middle of the answer, after about this many
+    /// bytes of the body (plain).
     pub close_at: Option<u64>,
     /// Local addresses, used in rotation; empty: chosen by the system.
     pub sources: Vec<IpAddr>,
-    /// Requests a second of a Poisson process, whatever became of earlier ones, as far as `clients` suffice;
-    /// `None`: a request begins when another ends.
+    /// Requests a second of a Poisson process, independent of earlier requests as long as a client
+    /// is free; `None`: a request begins when another one ends.
     pub rate: Option<f64>,
     /// Protocol of the request.
     pub ask: Ask,
@@ -91,5 +91,5 @@ fn wait(descriptor: &impl AsRawFd, writable: bool, longest: Duration) {
     unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
 }
 
-/// Interval between two checks of the timeouts.
+/// Longest wait between two checks of the timeouts.
 const LONGEST: Duration = Duration::from_millis(50);

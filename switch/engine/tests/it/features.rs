@@ -4,7 +4,7 @@ use crate::common::{self, Cmd, FEATURES, both, exact};
 use rivulet_engine::*;
 
 #[test]
-fn registers_count_up_and_are_read_and_written_from_outside() {
+fn registers_are_read_and_written_by_control() {
     both(FEATURES, |rig| {
         assert_eq!(rig.cmd(Cmd::new(1, 3, 5)).b, 5);
         assert_eq!(rig.cmd(Cmd::new(1, 3, 6)).b, 11);
@@ -29,7 +29,7 @@ fn registers_count_up_and_are_read_and_written_from_outside() {
 }
 
 #[test]
-fn clones_keep_the_field_list_and_the_packet_as_it_came() {
+fn clones_carry_field_list_and_received_packet() {
     both(FEATURES, |rig| {
         // Without a session there is no clone.
         assert_eq!(rig.send(3, &Cmd::new(3, 8, 1).bytes()).len(), 1);
@@ -56,7 +56,7 @@ fn clones_keep_the_field_list_and_the_packet_as_it_came() {
 }
 
 #[test]
-fn multicast_makes_a_copy_for_each_replica() {
+fn multicast_sends_a_copy_to_each_replica() {
     both(FEATURES, |rig| {
         assert!(rig.send(3, &Cmd::new(4, 7, 0).bytes()).is_empty());
         assert_eq!(rig.switch.stats().no_multicast_group, 1);
@@ -71,7 +71,7 @@ fn multicast_makes_a_copy_for_each_replica() {
 }
 
 #[test]
-fn resubmit_starts_over_and_recirculation_is_bounded() {
+fn resubmit_restarts_ingress_and_recirculation_is_bounded() {
     both(FEATURES, |rig| {
         let back = rig.cmd(Cmd::new(5, 40, 1));
         assert_eq!((back.b, back.w), (1, 40), "header changes are undone, only the list is kept");
@@ -375,7 +375,7 @@ fn queues_with_a_rate_delay_packets() {
 /// `mark_to_drop` marks its argument: p4c copies an `inout` argument before the call and back after
 /// it.
 #[test]
-fn a_copy_of_standard_metadata_is_marked() {
+fn mark_to_drop_marks_its_argument() {
     let mut program: serde_json::Value = serde_json::from_slice(FEATURES).unwrap();
     let headers = program["headers"].as_array_mut().unwrap();
     let copy = serde_json::json!({

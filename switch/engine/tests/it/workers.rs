@@ -14,7 +14,7 @@ const ENDS: u8 = 2;
 const BARE: u8 = 9;
 /// An `@atomic` block with conditions.
 const BLOCK: u8 = 10;
-/// Only counted, so that the workers do not wait for each other's registers.
+/// An action that only counts, so that the workers do not wait for each other's registers.
 const NOTHING: u8 = 5;
 const GREEN_YELLOW_RED: u64 = 3;
 
@@ -71,7 +71,8 @@ fn cmd(op: u8) -> Vec<u8> {
     Cmd { op, ..Cmd::default() }.bytes()
 }
 
-/// Each worker sends `count` packets of each kind.
+/// Runs all workers, each with `count` packets of each kind; returns how many packets read values
+/// that were not written together.
 fn run(team: &mut Team, count: u64) -> u64 {
     let torn = AtomicU64::new(0);
     let paths = std::mem::take(&mut team.paths);

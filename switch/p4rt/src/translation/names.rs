@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_given_out_and_taken_back() {
+    fn values_are_assigned_and_reused() {
         let mut t = table(3);
         let values: Vec<u64> = ["a", "6", "b", "five", ""].iter().map(|n| t.assign(n).unwrap()).collect();
         assert_eq!(values, [1, 6, 2, 5, 0]);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_of_few_bits_is_exhausted() {
+    fn type_with_few_bits_runs_out_of_values() {
         let mut t = table(2_u32.next_power_of_two() + 1);
         let given = (0..100).filter(|i| t.assign(&format!("s{i}")).is_ok()).count();
         assert_eq!(given, 6, "eight values without those of the mappings");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_const_entries_are_not_given_out() {
+    fn values_of_const_entries_are_not_assigned() {
         let mut t = table(3);
         t.retain(1);
         assert_eq!(t.assign("a").unwrap(), 2);

@@ -120,8 +120,8 @@ async fn rollback_undoes_every_kind() {
     assert_eq!(c.read_all(super::pipeline::everything()).await.0, before);
 }
 
-/// The key of an entry that matches every packet has no field, as that of a read of all entries:
-/// undoing its deletion inserted all entries of the table again.
+/// The key of an entry that matches every packet has no field, like a read of all entries. So
+/// undoing the deletion of such an entry once inserted all entries of the table again.
 #[tokio::test(flavor = "multi_thread")]
 async fn rollback_restores_default_route_and_open_ranges() {
     let (bench, mut c) = Bench::new().await;
@@ -162,9 +162,9 @@ async fn rollback_keeps_a_batch_without_errors() {
     assert_eq!(c.read(bench.info.key("l2", vec![])).await.unwrap().len(), 19);
 }
 
-/// Two tables are switched over together while packets run: `l2` sends to port 2 or 3, `routes`
-/// then to 4 or 5. Separate updates would show as a packet with one generation in `l2` and another
-/// in `routes`.
+/// Two tables are changed together while packets run: `l2` sends to port 2 or 3, and `routes` then
+/// to 4 or 5. With separate updates, a packet could use one generation in `l2` and another in
+/// `routes`.
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_see_an_atomic_batch_as_one() {
     let (bench, mut c) = Bench::new().await;

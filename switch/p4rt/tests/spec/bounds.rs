@@ -1,5 +1,5 @@
-//! Limits of a client's cost: reads that are not taken, requests that are large, slow or many; and
-//! secrets.
+//! Limits of a client's cost: reads whose answers the client does not receive, requests that are
+//! large, slow or many; and secrets.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn with_large_registers(patience: Duration) -> (Bench, Controller) {
     (bench, c)
 }
 
-/// A read of all registers with the first message taken.
+/// Starts a read of all registers, and receives its first message.
 async fn begun(mut client: P4RuntimeClient<Channel>) -> tonic::Streaming<p4::ReadResponse> {
     let entities = vec![p4::Entity { entity: Some(p4::RegisterEntry::default().wrap()) }];
     let request = p4::ReadRequest { device_id: DEVICE, role: String::new(), entities };
@@ -42,7 +42,7 @@ async fn begun(mut client: P4RuntimeClient<Channel>) -> tonic::Streaming<p4::Rea
     read
 }
 
-/// Number of cells received, and how the read ended.
+/// Receives the rest of a read; returns the number of cells and how the read ended.
 async fn rest(read: &mut tonic::Streaming<p4::ReadResponse>) -> (usize, Result<(), Status>) {
     let mut cells = 0;
     loop {
@@ -58,7 +58,7 @@ async fn rest(read: &mut tonic::Streaming<p4::ReadResponse>) -> (usize, Result<(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_read_is_made_while_it_is_sent() {
+async fn large_read_is_computed_while_sent() {
     let (bench, mut c) = with_large_registers(PATIENCE).await;
     let mut read = begun(c.client.clone()).await;
     let (cells, end) = rest(&mut read).await;
@@ -142,7 +142,7 @@ async fn incomplete_request_returns_its_permit() {
 /// Parameters annotated `@secret` read as zero, except on the connection of the default role's
 /// primary.
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_shown_to_the_primary_only() {
+async fn secrets_are_shown_only_to_primary() {
     let bench = Bench::empty().await;
     let mut a = bench.primary(1).await;
     let mut config = config();

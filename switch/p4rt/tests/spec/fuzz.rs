@@ -257,7 +257,7 @@ fn sane(code: Code, message: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn random_writes_never_bring_it_down() {
+async fn random_writes_never_crash_the_server() {
     let (bench, mut c) = Bench::new().await;
     let mut runner = TestRunner::new_with_rng(Runs::default(), rng(1));
     let strategy = write();
@@ -295,7 +295,7 @@ async fn random_writes_never_bring_it_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn random_reads_never_bring_it_down() {
+async fn random_reads_never_crash_the_server() {
     let (bench, mut c) = Bench::new().await;
     let mut runner = TestRunner::new_with_rng(Runs::default(), rng(2));
     for i in 1..20 {
@@ -313,7 +313,7 @@ async fn random_reads_never_bring_it_down() {
 
 /// A configuration with flipped bits and cut fields is refused or accepted, but always answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn random_pipelines_never_bring_it_down() {
+async fn random_pipelines_never_crash_the_server() {
     let (bench, mut c) = Bench::new().await;
     let mut runner = TestRunner::new_with_rng(Runs::default(), rng(3));
     let info = p4info().encode_to_vec();

@@ -142,7 +142,7 @@ async fn actions_need_a_config() {
 /// Each invalid pipeline is refused with a message that contains the place, and the old one stays
 /// in use.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
+async fn bad_pipeline_is_refused_with_the_place_of_its_fault() {
     let (bench, mut c) = Bench::new().await;
     c.insert(bench.info.l2(1, 2)).await.unwrap();
     let no_table = altered("\"MainIngress.l2\"", "\"MainIngress.other\"");
@@ -293,7 +293,7 @@ async fn reconcile_of_the_same_program_keeps_everything() {
 
 /// Another program with the same objects: all state is transferred.
 #[tokio::test(flavor = "multi_thread")]
-async fn reconcile_of_another_program_carries_the_state_over() {
+async fn reconcile_with_another_program_transfers_state() {
     let (bench, mut c) = Bench::new().await;
     let info = &bench.info;
     c.insert(info.route(&[10, 0, 0, 0], 8, 2)).await.unwrap();

@@ -39,7 +39,8 @@ fn one_shot(bench: &Bench, ports: &[(u8, i32)]) -> Act {
     Act::ActionProfileActionSet(p4::ActionProfileActionSet { action_profile_actions, ..Default::default() })
 }
 
-/// Checks a packet that only `members` or `groups` can forward: `routes` drops by default.
+/// Has `routes` send packets to port 9 unless `members` or `groups` forward them; by default it
+/// drops them.
 async fn undecided(bench: &Bench, c: &mut Controller) {
     let any = p4::TableEntry { ..bench.info.entry("routes", vec![], "forward", &[&[9]]) };
     c.insert(any).await.unwrap();
@@ -76,7 +77,7 @@ async fn members_are_written_and_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_in_use_stay() {
+async fn members_in_use_cannot_be_deleted() {
     let (bench, mut c) = Bench::new().await;
     c.insert(member(&bench, "profile", 1, 2)).await.unwrap();
     let e = entry(&bench, "members", &[64], Act::ActionProfileMemberId(1));
@@ -183,7 +184,7 @@ async fn ports_are(bench: &Bench, key: [u8; 4], ports: &[u32]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ports_that_go_down_leave_the_choice() {
+async fn members_with_a_down_port_are_not_selected() {
     use p4::action_profile_action::WatchKind as OneShotWatch;
     use p4::action_profile_group::member::WatchKind;
     let (bench, mut c) = Bench::new().await;
@@ -231,7 +232,7 @@ async fn ports_that_go_down_leave_the_choice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_shots_come_back_as_they_were() {
+async fn one_shots_are_read_back_as_written() {
     let (bench, mut c) = Bench::new().await;
     undecided(&bench, &mut c).await;
     let key = [10, 1, 1, 1];

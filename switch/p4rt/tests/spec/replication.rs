@@ -74,7 +74,7 @@ async fn replicas_are_checked() {
 /// A client of release 1.3 writes ports as numbers and must read them as numbers.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(deprecated)]
-async fn ports_come_back_as_they_were_spelled() {
+async fn ports_are_read_back_as_written() {
     let (_bench, mut c) = Bench::new().await;
     let number =
         p4::Replica { port_kind: Some(PortKind::EgressPort(2)), instance: 1, ..p4::Replica::default() };

@@ -19,7 +19,7 @@ const SOURCES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn every_requirement_has_its_test_and_every_test_its_requirement() {
+fn requirements_and_tests_match() {
     let mut tests = BTreeSet::new();
     for (module, source) in SOURCES {
         let mut is_test = false;

@@ -185,7 +185,7 @@ async fn keys_are_checked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn priorities_where_they_belong() {
+async fn priority_is_required_only_in_ternary_tables() {
     let (bench, mut c) = Bench::new().await;
     assert_eq!(c.insert(acl(&bench, 5, 0)).await, INVALID, "a ternary table needs one");
     assert_eq!(c.insert(acl(&bench, 5, -1)).await, INVALID);
@@ -256,7 +256,7 @@ async fn the_default_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn const_default_actions_stay() {
+async fn const_default_action_cannot_change() {
     let (bench, mut c) = Bench::new().await;
     let default =
         p4::TableEntry { is_default_action: true, ..bench.info.entry("acl", vec![], "nothing", &[]) };
@@ -398,7 +398,7 @@ async fn direct_counters_count_and_are_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn direct_resources_only_where_they_are() {
+async fn direct_resources_need_a_table_with_them() {
     let (bench, mut c) = Bench::new().await;
     let l2 = bench.info.l2(1, 2);
     assert_eq!(

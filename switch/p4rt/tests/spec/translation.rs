@@ -1,4 +1,5 @@
-//! Sections 8.4.6 and 18.1: types that controllers know in another form than the data plane.
+//! Sections 8.4.6 and 18.1: types whose values have another form for controllers than in the data
+//! plane.
 
 use super::harness::*;
 use rivulet_p4rt::parse_p4info;
@@ -200,7 +201,7 @@ async fn strings_that_cannot_be_values_are_refused() {
 
 /// Three bits: 0 has a mapping, seven are left.
 #[tokio::test(flavor = "multi_thread")]
-async fn values_are_given_back_when_nothing_uses_them() {
+async fn unused_values_are_assigned_again() {
     let (_bench, mut c, names) = bench(strings()).await;
     let vrf = |port: usize, vrf: &str| {
         let port = port.to_string();
@@ -232,7 +233,7 @@ async fn values_are_given_back_when_nothing_uses_them() {
     }
 }
 
-/// A batch that is undone gives out nothing, and its deleted strings keep their values.
+/// A batch that is undone assigns no value, and the strings that it deleted keep their values.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_batches_leave_strings_unchanged() {
     use p4::write_request::Atomicity;

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_of_a_value() {
+    fn values_are_accepted_in_every_form() {
         for line in
             ["-i 1@veth1", "-i1@veth1", "--interface 1@veth1", "--interface=1@veth1", "--inter 1@veth1"]
         {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_may_follow_pcap() {
+    fn directory_may_follow_pcap_flag() {
         assert_eq!(general("--pcap").unwrap().get("pcap"), Some("."));
         assert_eq!(general("--pcap=/nowhere").unwrap().get("pcap"), Some("/nowhere"));
         assert_eq!(general("--pcap / x.json").unwrap().get("pcap"), Some("/"));

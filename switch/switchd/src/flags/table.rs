@@ -91,7 +91,7 @@ pub const GENERAL: &[Flag] = &[
             "log-level",
             Value,
             Yes,
-            "trace, debug (both: every packet's way), info (default), warn, error, off",
+            "trace, debug (both log every packet's path), info (default), warn, error, off",
         ),
         'L',
     ),

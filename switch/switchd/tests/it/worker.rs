@@ -274,7 +274,7 @@ fn link_state_is_seen_and_a_vanished_interface_comes_back() {
 }
 
 #[test]
-fn link_shapes_frames_sent_by_its_port() {
+fn link_shapes_frames_that_its_port_sends() {
     let Some(bench) = Bench::new(2, None) else { return };
     bench.add(1);
     bench.add(2);
@@ -301,7 +301,7 @@ fn link_shapes_frames_sent_by_its_port() {
 }
 
 #[test]
-fn the_cpu_port_and_traces() {
+fn cpu_port_and_traces_work() {
     let Some(bench) = Bench::new(1, None) else { return };
     bench.add(1);
     let mut h1 = bench.host(1);
@@ -328,7 +328,7 @@ fn the_cpu_port_and_traces() {
 }
 
 #[test]
-fn frames_of_kernels_come_with_their_checksum_and_pcap_files_hold_them() {
+fn kernel_frames_get_checksums_and_are_in_pcap_files() {
     let dir = std::env::temp_dir().join(format!("rivulet-worker-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let Some(bench) = Bench::new(1, Some(&dir)) else { return };
