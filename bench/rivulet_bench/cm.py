@@ -238,9 +238,9 @@ def main() -> int:
     parser = flags(__doc__ or "", repetitions=10)
     parser.set_defaults(seconds=10.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--packets", type=int, default=cm_costs.PACKETS, help="of a run of `costs`")
-    parser.add_argument("--kills", type=int, default=1000, help="of the part `kills`")
-    parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
+    parser.add_argument("--packets", type=int, default=cm_costs.PACKETS, help="packets of each run of the part `costs`")
+    parser.add_argument("--kills", type=int, default=1000, help="kills of the part `kills`")
+    parser.add_argument("--update", action="store_true", help="replace the stored results of --parts")
     options = parser.parse_args()
     if options.update and options.repetitions < 10:
         parser.error("--update: what has ten repetitions is kept")
@@ -254,7 +254,7 @@ def main() -> int:
             kept = updated(kept, result, [part])
             print(f"{part} is kept: {save('cm', kept)}", flush=True)
     if not keep:
-        print("not all was run: nothing is kept")
+        print("not all parts were run: the result is not stored")
     return judge(bars(result))
 
 

@@ -127,7 +127,7 @@ def _highest(standing: Standing, kind: str, seconds: float) -> float:
     sent = finish(_attack(standing, kind, FLOOD, seconds))
     dealt = _dealt_with(standing, kind) - before
     if dealt < sent["packets"] / 100:
-        raise RackError(f"{kind}: the ToR dealt with {dealt:,} of {sent['packets']:,} packets")
+        raise RackError(f"{kind}: the ToR handled {dealt:,} of {sent['packets']:,} packets")
     return dealt / float(sent["seconds"])
 
 

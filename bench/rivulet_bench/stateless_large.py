@@ -139,7 +139,7 @@ def main() -> int:
     """Runs the bench and writes bench/results/stateless-large.json."""
     parser = flags(__doc__ or "", repetitions=WHOLE)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--kills", type=int, default=stateless_kills.KILLS, help="of the part `many`")
+    parser.add_argument("--kills", type=int, default=stateless_kills.KILLS, help="kills of the part `many`")
     options = parser.parse_args()
     keep = options.repetitions >= WHOLE and options.kills >= stateless_kills.KILLS
     result: Json = {}

@@ -1,6 +1,6 @@
-"""How long clients that pipeline wait: they send requests without waiting for the answers before them.
+"""Response times of clients that pipeline, which send requests without waiting for earlier answers.
 
-Stateless TCP beside the same server on the kernel's TCP, at 10 ms, so that a round trip more than the kernel's is seen.
+Stateless TCP is compared with the same server on kernel TCP. At a round trip of 10 ms, one round trip more is visible.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ RTT_MS = 10.0
 REQUESTS = 30
 SIZE = 1_000
 TIMES = 10
-"""Connections of a kind of client in a round."""
+"""Connections of each kind of client in a round."""
 MOST = 1.2
-"""Of the kernel's time."""
+"""Bound of the time relative to kernel TCP."""
 CLIENTS = ("one write", "a write each", "behind the first answer")
 
 SCRIPT = """
@@ -57,7 +57,7 @@ print(json.dumps(took))
 
 
 def pipelined(rig: HostRig, repetitions: int) -> Json:
-    """Seconds of a connection's requests, each kind of server in each round."""
+    """Times of each connection's requests, for each kind of server in each round."""
     path = "/" + rig.put(SIZE).lstrip("/")
     rows: list[Json] = []
     for repetition, kind, _, _ in rounds(rig, ("stateless", "kernel"), repetitions):
@@ -84,7 +84,7 @@ def _compared(rows: list[Json], client: str) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """No more than 1.2 of the kernel's time."""
+    """Stateless TCP takes at most 1.2 times as long as kernel TCP."""
     summary = result.get("pipelining", {}).get("summary", [])
     return [
         Bar(f"pipelined requests, {row['client']}: time, of the kernel's", row["of_kernel"], MOST, at_most=True)

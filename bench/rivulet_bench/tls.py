@@ -1,6 +1,7 @@
-"""`rivulet tls` beside nginx that ends TLS itself, with the same certificate and cipher, in one run on loopback.
+"""`rivulet tls` compared with nginx that ends TLS itself, in one run on loopback.
 
-Behind `rivulet tls` stands the same nginx, without TLS. Servers have one worker on one core, clients the other core.
+Both have the same certificate and cipher. Behind `rivulet tls` runs the same nginx without TLS.
+Each server has one worker on one core; the clients use the other core.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ http {{
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nothing uses."""
+    """Unused ports on loopback."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -68,14 +69,14 @@ def listens(port: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a process and its children that run."""
+    """Processor time of a process and its running children, seconds."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     # Read from their CPU clocks (clock_getcpuclockid(3)).
     return sum(time.clock_gettime_ns((~each << 3) | 2) for each in (pid, *map(int, children))) / 1e9
 
 
 class Rig:
-    """The servers, and what they serve."""
+    """The servers of both kinds, and their certificate and files."""
 
     def __init__(self, lab: Lab, binary: Path) -> None:
         self.lab, folder = lab, lab.folder
@@ -112,18 +113,18 @@ class Rig:
         self.lab.until(lambda: listens(port), f"port {port} listens", PATIENCE_S, *self.processes.values())
 
     def cpu_s(self, kind: str) -> float:
-        """Processor time of all processes that serve a kind."""
+        """Processor time of all processes of one kind of server, seconds."""
         names = ("nginx",) if kind == "nginx" else ("nginx", "rivulet")
         return sum(cpu_s(self.processes[name].pid) for name in names)
 
     def context(self) -> ssl.SSLContext:
-        """Of a client that trusts the certificate."""
+        """The TLS context of a client that trusts the certificate."""
         return ssl.create_default_context(cafile=str(self.folder / "site.pem"))
 
 
 @contextlib.contextmanager
 def rig(binary: Path) -> Iterator[Rig]:
-    """The servers, for a while."""
+    """Runs the servers until the end of the block."""
     with tempfile.TemporaryDirectory() as name, standing(Lab(Path(name))) as lab:
         lab.folder.chmod(0o755)
         yield Rig(lab, binary)
@@ -133,17 +134,17 @@ KINDS = ("nginx", "rivulet")
 
 
 def turns(rounds: int) -> list[tuple[int, str]]:
-    """Every kind in every round, each first as often as last."""
+    """Yields every kind in every round; each kind is first as often as last."""
     return [(n, kind) for n in range(rounds) for kind in (KINDS if n % 2 == 0 else reversed(KINDS))]
 
 
 def client(*command: str) -> str:
-    """What a client on its core prints."""
+    """Runs a client on its core; returns its output."""
     return subprocess.run(["taskset", "-c", CLIENT_CORE, *command], check=True, capture_output=True, text=True).stdout
 
 
 def bulk(servers: Rig, rounds: int) -> list[Json]:
-    """One download by curl."""
+    """Measures one download by curl in each round."""
     rows: list[Json] = []
     for n, kind in turns(rounds):
         before = servers.cpu_s(kind)
@@ -175,7 +176,9 @@ def connections(servers: Rig, rounds: int, seconds: int, how: str) -> list[Json]
 
 
 def first_byte(servers: Rig, requests: int) -> dict[str, float]:
-    """Median time from a request on a kept connection to its first byte, microseconds; the servers take turns."""
+    """Median time from a request on a kept connection to its first byte, microseconds. The servers
+    alternate.
+    """
     streams, times = {}, {kind: [] for kind in KINDS}  # type: dict[str, ssl.SSLSocket], dict[str, list[float]]
     for kind in KINDS:
         plain = socket.create_connection(("127.0.0.1", servers.ports[kind]))
@@ -199,7 +202,7 @@ def first_byte(servers: Rig, requests: int) -> dict[str, float]:
 
 
 def resumed_elsewhere(servers: Rig, count: int) -> float:
-    """The share of sessions of one replica that resume at the other."""
+    """Share of sessions of one replica that resume at the other one."""
     context, resumed = servers.context(), 0
     for _ in range(count):
         session = None
@@ -216,7 +219,7 @@ def resumed_elsewhere(servers: Rig, count: int) -> float:
 
 
 def ratio(rows: list[Json], figure: str = "value") -> float:
-    """The median over the rounds of ours by nginx's."""
+    """Median over the rounds of our figure divided by nginx's."""
     by_round: dict[int, dict[str, float]] = {}
     for row in rows:
         by_round.setdefault(row["round"], {})[row["kind"]] = row[figure]
@@ -224,11 +227,11 @@ def ratio(rows: list[Json], figure: str = "value") -> float:
 
 
 def main() -> int:
-    """Prints the figures and the bars."""
+    """Measures, and prints the figures and the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3, help="of each round of new connections")
-    parser.add_argument("--requests", type=int, default=3000, help="for the time to the first byte")
+    parser.add_argument("--seconds", type=int, default=3, help="seconds of each round of new connections")
+    parser.add_argument("--requests", type=int, default=3000, help="requests that measure the time to the first byte")
     parser.add_argument("--binary", type=Path, default=ROOT / "target" / "release" / "rivulet")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "tls.json")
     options = parser.parse_args()

@@ -38,7 +38,6 @@ PROTECTED = 0.95
 RECORDS, STAMPS = (LESS, MORE_US), (0.90, 5.0)
 """Bounds with a store, and without one, where timestamps name responses."""
 FILES = (*SIZES, FETCHED, BULK)
-AIM_US = 60.0
 PARTS = {"nginx": ("nginx-nginx",), "kv": ("nginx-kv", "agent", "store")}
 """Processes that a kind uses."""
 

@@ -21,7 +21,7 @@ from .bars import Bar
 from .host_rig import descriptors
 from .stats import percentile
 from .trods_clients import answer, pipes, tell
-from .trods_rack import WWW, Harm, TrodsRack, put, spec, trods_rack
+from .trods_rack import WWW, TrodsRack, put, spec, trods_rack
 
 Json = dict[str, Any]
 
@@ -33,7 +33,6 @@ ACTIVE = 200
 FEW, MANY = 10, 2_000
 SMALL, LARGE = 1_000, 100_000_000
 WITHIN_MS = 1000.0
-HARM: Harm = "link"
 PATIENCE_S = 180.0
 
 

@@ -44,20 +44,16 @@ class Authority:
         extensions.write_text(f"subjectAltName={addresses or f'DNS:{name}'}\nextendedKeyUsage=clientAuth,serverAuth\n")
         _openssl("req", *_new(key), "-out", str(request), "-subj", f"/CN={name}")
         signer = ("-CA", str(self.certificate), "-CAkey", str(self.key), "-CAcreateserial")
-        _openssl(
-            "x509",
-            "-req",
-            "-in",
-            str(request),
-            *signer,
-            "-out",
-            str(certificate),
-            "-days",
-            "2",
-            "-extfile",
-            str(extensions),
-        )
+        options = ("-out", str(certificate), "-days", "2", "-extfile", str(extensions))
+        _openssl("x509", "-req", "-in", str(request), *signer, *options)
         return certificate, key
+
+
+def self_signed(certificate: Path, key: Path, name: str, addresses: str) -> None:
+    """Creates a self-signed certificate for a name and subject alternative names, and its private key."""
+    names = ("-subj", f"/CN={name}", "-addext", f"subjectAltName={addresses}")
+    _openssl("req", "-x509", *_new(key), "-out", str(certificate), "-days", "2", *names)
+    key.chmod(0o600)
 
 
 def _new(key: Path) -> tuple[str, ...]:

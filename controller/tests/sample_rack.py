@@ -9,11 +9,14 @@ from rivulet_controller.config import Config
 from rivulet_controller.desired import Fragment, desired
 from rivulet_controller.keys import KeyRing, Kind, Lives
 from rivulet_controller.l2 import LearnedSource, next_hops
+from rivulet_controller.modes import Mode
 from rivulet_controller.names import Names
 from rivulet_controller.numbers import Numbers, Tor
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import parse
 from rivulet_controller.slots import pair
 from rivulet_controller.state import State
+from rivulet_controller.updates import update
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
 NAMES = Names(ARTIFACTS)
@@ -76,6 +79,11 @@ def held(kind: Kind, epoch: int) -> bool:
     return True
 
 
+def none_held(kind: Kind, epoch: int) -> bool:
+    """A predicate for rings under which no replica or ToR holds any key."""
+    return False
+
+
 def numbers_of(rack: Config, state: State) -> Numbers:
     """Numbers as a new state assigns them."""
     return Numbers(
@@ -128,6 +136,20 @@ def fragments(
 def weights_of(rack: Config) -> dict[str, int]:
     """The configuration's weights."""
     return {r.name: r.weight for r in rack.replicas}
+
+
+def service_update(
+    rack: Config, state: State | None = None, mode: Mode | None = None, incarnations: Mapping[str, int] | None = None
+) -> agent_pb2.Service:
+    """The first service in r1's update."""
+    state = state or State()
+    fragments(rack, state=state)
+    modes = {"web": mode} if mode is not None else {}
+    message = update(
+        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset(), modes,
+        incarnations or {},
+    )  # fmt: skip
+    return message.services[0]
 
 
 def lines(parts: dict[str, Fragment]) -> set[str]:

@@ -5,6 +5,8 @@ needed.
 import random
 
 import pytest
+from sample_rack import held as all_held
+from sample_rack import none_held
 
 from rivulet_controller.keys import (
     CONFIRM_MARGIN_S,
@@ -19,14 +21,6 @@ from rivulet_controller.keys import (
 )
 
 LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0, cookie_rotation=50.0)
-
-
-def none_held(kind: Kind, epoch: int) -> bool:
-    return False
-
-
-def all_held(kind: Kind, epoch: int) -> bool:
-    return True
 
 
 def test_key_is_usable_once_all_hold_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
-from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of, weights_of
+from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, none_held, service_update
 
 from rivulet_controller.controller import Controller
 from rivulet_controller.entry import Entry, Meter
@@ -17,29 +17,14 @@ from rivulet_controller.keys import KeyRing, Kind, words
 from rivulet_controller.keys import State as KeyState
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.state import State
-from rivulet_controller.updates import update
 
 STATELESS = RACK + "    plain: stateless\n"
-
-
-def none_held(kind: Kind, epoch: int) -> bool:
-    """As if no replica or ToR held any key."""
-    return False
 
 
 def all_usable(controller: Controller) -> bool:
     """Whether every key is usable."""
     keys = [key for ring in controller.state.rings.values() for key in ring.keys]
     return bool(keys) and all(key.state is KeyState.USABLE for key in keys)
-
-
-def service_update(text: str, state: State) -> agent_pb2.Service:
-    """The service in r1's update."""
-    rack = config(text)
-    fragments(rack, state=state)
-    return update(
-        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset()
-    ).services[0]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +37,7 @@ def service_update(text: str, state: State) -> agent_pb2.Service:
     ],
 )
 def test_agent_update_has_plain_mode(text: str, mode: agent_pb2.Plain) -> None:
-    service = service_update(text, State())
+    service = service_update(config(text), State())
     assert service.plain == mode
     # Field 11 was a boolean: an older agent reads PLAIN_NONE as false, and every other mode as
     # true.
@@ -62,15 +47,15 @@ def test_agent_update_has_plain_mode(text: str, mode: agent_pb2.Plain) -> None:
 def test_agents_hold_cookie_key_before_use() -> None:
     state, ring = State(), KeyRing().tick(1.0, LIVES, none_held)
     state.set_ring("web", ring)
-    service = service_update(RACK, state)
+    service = service_update(config(RACK), state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1], 0)
     ring = ring.tick(1.0, LIVES, held).tick(2.0, LIVES, none_held, frozenset({Kind.COOKIE}))
     state.set_ring("web", ring)
-    service = service_update(STATELESS, state)
+    service = service_update(config(STATELESS), state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1, 2], 1)
     assert [k.key for k in service.cookie_keys] == [k.secret for k in ring.of(Kind.COOKIE)]
     state.set_ring("web", ring.tick(3.0, LIVES, held))
-    service = service_update(STATELESS, state)
+    service = service_update(config(STATELESS), state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1, 2], 2)
 
 

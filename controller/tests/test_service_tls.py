@@ -9,7 +9,7 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import running, until
-from sample_rack import LIVES, NAMES, RACK, config, fragments, held, numbers_of, weights_of
+from sample_rack import LIVES, NAMES, RACK, config, held, none_held, service_update
 
 from rivulet_controller import view
 from rivulet_controller.agents import TEXT_MAX
@@ -19,31 +19,16 @@ from rivulet_controller.metrics import Metrics
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.service_tls import KEYS_GIVEN
 from rivulet_controller.state import State
-from rivulet_controller.updates import update
 
 FILES = "certificates: [{certificate: /etc/site.pem, key: /etc/site.key}]"
 TLS = RACK + f"    tls: {{{FILES}, server: '[::1]:8080', forwarded: proxy, client_ca: /etc/ca.pem}}\n"
-
-
-def none_held(kind: Kind, epoch: int) -> bool:
-    """As if no replica held any key."""
-    return False
-
-
-def service_update(text: str, state: State) -> agent_pb2.Service:
-    """The service in r1's update."""
-    rack = config(text)
-    fragments(rack, state=state)
-    return update(
-        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset()
-    ).services[0]
 
 
 def test_agents_get_the_settings_and_the_ticket_keys() -> None:
     state, ring = State(), KeyRing().tick(1.0, LIVES, none_held, kinds=TLS_KINDS)
     assert len(ring.of(Kind.TICKET)[0].secret) == 32
     state.set_ring("web", ring)
-    tls = service_update(TLS, state).tls
+    tls = service_update(config(TLS), state).tls
     (certificate,) = tls.certificates
     assert (certificate.certificate, certificate.key) == ("/etc/site.pem", "/etc/site.key")
     assert (tls.server, tls.forwarded, tls.client_ca) == ("[::1]:8080", agent_pb2.FORWARDED_PROXY, "/etc/ca.pem")
@@ -51,11 +36,11 @@ def test_agents_get_the_settings_and_the_ticket_keys() -> None:
     for _ in range(10):
         ring = ring.tick(1.0, LIVES, held, frozenset({Kind.TICKET}), kinds=TLS_KINDS)
     state.set_ring("web", ring)
-    tls = service_update(TLS, state).tls
+    tls = service_update(config(TLS), state).tls
     epochs = [k.epoch for k in ring.of(Kind.TICKET)]
     assert [k.epoch for k in tls.ticket_keys] == epochs[-KEYS_GIVEN:] and len(epochs) > KEYS_GIVEN
     assert tls.usable_ticket_epoch == epochs[-2], "the newest is being distributed"
-    assert not service_update(RACK, state).HasField("tls")
+    assert not service_update(config(RACK), state).HasField("tls")
 
 
 def test_ticket_keys_open_tickets_for_one_more_rotation() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import self_signed
 from netrack import SERVICE, needs_rack
 from test_trods_survival import PlainRack, standing
 
@@ -50,12 +50,7 @@ class TlsRack(PlainRack):
     def start_controller(self) -> None:
         """Makes the certificate first."""
         if not self.certificate.exists():
-            key = str(self.folder / "site.key")
-            subject = ["-subj", "/CN=rack", "-addext", f"subjectAltName=IP:{SERVICE}"]
-            curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key]
-            command = ["openssl", "req", "-x509", *curve, "-out", str(self.certificate), "-days", "2", *subject]
-            subprocess.run(command, check=True, capture_output=True)
-            Path(key).chmod(0o600)
+            self_signed(self.certificate, self.folder / "site.key", "rack", f"IP:{SERVICE}")
         super().start_controller()
 
     def start_replica(self, name: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from certificates import self_signed
 from netrack import SERVICE, NetRack, needs_rack
 from test_trods_survival import PlainRack, standing
 
@@ -42,12 +43,7 @@ class TlsRack(PlainRack):
     def start_controller(self) -> None:
         """Makes the replicas' certificate first."""
         if not self.certificate.exists():
-            key = str(self.folder / "site.key")
-            command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-            command += ["-keyout", key, "-out", str(self.certificate), "-days", "2", "-subj", "/CN=rack"]
-            command += ["-addext", f"subjectAltName=IP:{SERVICE}"]
-            subprocess.run(command, check=True, capture_output=True)
-            Path(key).chmod(0o600)
+            self_signed(self.certificate, self.folder / "site.key", "rack", f"IP:{SERVICE}")
         super().start_controller()
 
     def start_replica(self, name: str) -> None:

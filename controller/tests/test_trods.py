@@ -9,20 +9,18 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
-from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of, weights_of
+from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, service_update
 
 from rivulet_controller.cli import _trods
-from rivulet_controller.config import Config, ConfigError
+from rivulet_controller.config import ConfigError
 from rivulet_controller.drain_progress import LATE_S, SETTLED_S, MoveWatch, Progress, progress
 from rivulet_controller.health import ReplicaView
 from rivulet_controller.metrics import Metrics
 from rivulet_controller.modes import Mode, settled
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import parse
-from rivulet_controller.state import State
 from rivulet_controller.trace import trace
 from rivulet_controller.trods import REASONS_MAX, TrodsCounts, counts
-from rivulet_controller.updates import update
 from rivulet_controller.view import snapshot
 
 STORE = "    trods: {store: ['10.0.1.1:11211']}\n"
@@ -155,20 +153,6 @@ def test_plain_sources_guard_only_members_ports() -> None:
     assert guard(other, "plain_sources") == SOURCES
 
 
-def service_update(
-    rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | None = None
-) -> agent_pb2.Service:
-    """The service in r1's update."""
-    state = State()
-    fragments(rack, state=state)
-    modes = {"web": mode} if mode is not None else {}
-    message = update(
-        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset(), modes,
-        incarnations or {},
-    )  # fmt: skip
-    return message.services[0]
-
-
 def test_agent_update_has_store_and_pool() -> None:
     service = service_update(config(TRODS), incarnations={"r2": 77})
     assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_TRODS, agent_pb2.PLAIN_NONE)
@@ -187,11 +171,11 @@ def test_agent_update_has_store_and_pool() -> None:
 
 def test_draining_trods_keeps_configured_store() -> None:
     drains = Mode("kernel", "trods", "trods")
-    service = service_update(config(RACK + STORE), drains)
+    service = service_update(config(RACK + STORE), mode=drains)
     assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_TRODS)
     assert list(service.trods.store) == ["10.0.1.1:11211"]
     for mode in (drains, settled("trods")):
-        service = service_update(config(RACK), mode)
+        service = service_update(config(RACK), mode=mode)
         assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE)
         assert not service.HasField("trods")
 

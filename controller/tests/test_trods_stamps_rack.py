@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from netrack import NetRack, needs_rack
-from test_adoption_rack import holders
-from test_trods_survival import HARMS, STORE, PlainRack, download, holder, outlives_an_upgrade, standing
+from test_trods_survival import (
+    HARMS,
+    STORE,
+    PlainRack,
+    download,
+    holder,
+    outlives_an_upgrade,
+    standing,
+    survives_two_harms,
+)
 
 pytestmark = needs_rack
 
@@ -85,22 +92,6 @@ def test_named_downloads_survive_death_and_upgrade_with_store(tmp_path: Path) ->
 def test_download_without_store_survives_two_replicas(stamped: StampedRack, first: str, second: str) -> None:
     rack = stamped
     adopted = rack.trods("adopted")
-    flow = download(rack, PORT + list(HARMS).index(first))
-    one = holder(rack, flow)
-    heal_one = HARMS[first](rack, one)
-    two = holder(rack, flow, one)
-    # The download lasts longer than the rest of the test on a slow machine; the replica's kernel
-    # keeps sending.
-    flow.process.popen.send_signal(signal.SIGSTOP)
-    try:
-        heal_two = HARMS[second](rack, two)
-        three = holder(rack, flow, one, two)
-        heal_one()
-        heal_two()
-        rack.until(rack.all_well, "both are back")
-        assert flow.port in holders(rack, (three,)), "an adopted connection stays"
-    finally:
-        flow.process.popen.send_signal(signal.SIGCONT)
-    assert flow.ended_well(), rack.status()
+    survives_two_harms(rack, PORT + list(HARMS).index(first), first, second)
     rack.until(lambda: rack.trods("adopted") > adopted, "it is counted")
     assert rack.trods("refused") == 0

@@ -174,10 +174,8 @@ def test_upgrade_moves_download(plain: PlainRack) -> None:
 HARMS = {"nginx": kill_nginx, "agent": kill_agent, "link": cut_link, "freeze": freeze}
 
 
-@pytest.mark.parametrize("first, second", [("nginx", "agent"), pytest.param("link", "freeze", marks=pytest.mark.long)])
-def test_download_survives_two_replicas_and_their_return(plain: PlainRack, first: str, second: str) -> None:
-    rack = plain
-    port = PORT + 10 * list(HARMS).index(first)
+def survives_two_harms(rack: PlainRack, port: int, first: str, second: str) -> None:
+    """A download continues after harm to its replica, harm to the next one, and the return of both."""
     flow = download(rack, port)
     one = holder(rack, flow)
     heal_one = HARMS[first](rack, one)
@@ -195,4 +193,10 @@ def test_download_survives_two_replicas_and_their_return(plain: PlainRack, first
     finally:
         flow.process.popen.send_signal(signal.SIGCONT)
     assert flow.ended_well(), rack.status()
+
+
+@pytest.mark.parametrize("first, second", [("nginx", "agent"), pytest.param("link", "freeze", marks=pytest.mark.long)])
+def test_download_survives_two_replicas_and_their_return(plain: PlainRack, first: str, second: str) -> None:
+    rack = plain
+    survives_two_harms(rack, PORT + 10 * list(HARMS).index(first), first, second)
     assert rack.trods("refused") == 0

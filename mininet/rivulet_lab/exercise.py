@@ -27,8 +27,6 @@ from .p4runtime import Connection
 from .runtime_json import Runtime
 from .topology import Topology, TopologyLink
 
-GRPC_PORT = 50051
-"""TCP port of the first switch's P4Runtime server, as in the tutorials; the others follow."""
 SLOW_MBIT, SLOW_BURST = 100.0, 15_000
 """Below this rate a token bucket has this burst in bytes, as Mininet's has: a larger one would last seconds."""
 

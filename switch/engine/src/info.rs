@@ -208,12 +208,6 @@ impl ProgramInfo {
         find(&self.tables, name, |t| &t.name).map(TableId)
     }
 
-    /// The table with the direct meter of this name.
-    pub fn table_of_direct_meter(&self, name: &str) -> Option<TableId> {
-        let has = |t: &TableInfo| t.direct_meter.as_ref().is_some_and(|(n, _)| n == name);
-        self.tables.iter().position(has).map(|i| TableId(i as u32))
-    }
-
     /// The action profile with this name.
     pub fn profile(&self, name: &str) -> Option<ProfileId> {
         find(&self.profiles, name, |t| &t.name).map(ProfileId)
