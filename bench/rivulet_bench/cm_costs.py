@@ -57,7 +57,7 @@ def costs(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Each interface at its worst packet size."""
+    """Each interface's packets a second at its worst packet size, relative to TCP."""
     found = []
     for style, wanted in OF_TCP.items():
         worst = min(row["tcp"][0] / row[style][0] for row in result["summary"])

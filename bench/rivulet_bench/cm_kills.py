@@ -62,7 +62,7 @@ def kills(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """The longest of all kills."""
+    """The longest time until the window is usable again, over all kills."""
     longest = max(row["longest_ms"] for row in result["summary"])
     what = "longest time until another program gets a killed one's window, ms"
     return [Bar(what, longest, result["bound_ms"], at_most=True)]

@@ -64,7 +64,7 @@ def fetches(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """The bounds."""
+    """Times of first and later fetches, in round trips."""
     found = []
     of = {row["kind"]: row for row in result.get("summary", [])}
     for kind in ("streams", "processes") if of else ():

@@ -121,7 +121,7 @@ def beside(rig: HostRig, server: Server, name: str, mbit: float, seconds: float,
 
 
 def bars(summaries: list[Json]) -> list[Bar]:
-    """Good clients keep enough beside each class, and the attack had the intended size."""
+    """Good clients keep enough throughput beside each class, and each attack had the intended rate."""
     found = []
     for row in summaries:
         found.append(

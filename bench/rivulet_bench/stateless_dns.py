@@ -180,7 +180,7 @@ def _folder(rig: HostRig, name: str) -> Path:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Twice the better of the two, and no memory growth."""
+    """Twice the queries a second of the better of the other servers, and no memory growth."""
     if "dns" not in result:
         return []
     found = result["dns"]

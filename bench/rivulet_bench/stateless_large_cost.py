@@ -141,7 +141,9 @@ def memory() -> list[Json]:
 
 
 def bars(result: Json) -> list[Bar]:
-    """At the equal rate, and without soft state; the other figures are for comparison."""
+    """Processor time at the equal rate, and memory without soft state; the other figures are for
+    comparison.
+    """
     found = []
     for row in result.get("memory", []):
         if not row["soft"]:

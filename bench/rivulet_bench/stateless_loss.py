@@ -77,7 +77,7 @@ def lossy(rig: HostRig, transfers: int) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """All exact, and in time."""
+    """Every transfer is correct, and the mean time is bounded."""
     found = []
     for row in result.get("loss", {}).get("summary", []):
         if row["kind"] == "kernel":

@@ -67,7 +67,7 @@ class Gap:
         return bool(self.problem) or (now - self._before < WHOLE_S and now - self.killed > 1.5)
 
     def result(self, now: float) -> Json:
-        """The result as it is printed."""
+        """The gap as a JSON object for the parent process."""
         silent = now - self._before if self._before else 0.0
         longest = self.longest[1] - self.longest[0]
         return {

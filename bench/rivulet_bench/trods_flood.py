@@ -132,7 +132,7 @@ def _good(rig: TrodsHostRig, kind: str, seconds: float) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """No look-ups, and good clients keep enough."""
+    """The flood causes no look-ups, and the good clients keep enough throughput."""
     if "flood" not in result:
         return []
     found = result["flood"]["summary"]

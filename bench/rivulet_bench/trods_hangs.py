@@ -5,11 +5,12 @@
 
 bench/results/trods-hangs.json has a row per battery (number of clients), trods-hangs.csv one per kill.
 
-Each connection is held by a replica that answers, or is reset within the bound and two seconds. So after every ten
-kills nothing is killed until all replicas take connections again, and for a moment more. Then the clients' kernel is
-asked when it received a segment last on each connection. A download that receives nothing for 12 s hangs in any case.
-Connections that were protected and broke, and wrong bytes, are counted apart. So are those that broke in a kill of a
-replica while the killed store, with its records, was away: nothing protects from both (docs/trods.md).
+After each kill, every connection must soon be held by a replica that answers, or be reset: within the exclusion bound
+and two seconds. So after every ten kills the bench waits until all replicas take connections again, and a moment more.
+Then it reads from the clients' kernel when each connection last received a segment. A download that receives nothing
+for 12 s hangs in any case. Protected connections that broke, and wrong bytes, are counted separately. So are
+connections that broke because their replica was killed while the killed store had lost its records: TRODS does not
+protect from both at once (docs/trods.md).
 """
 
 from __future__ import annotations
@@ -41,29 +42,29 @@ REPLICAS = 3
 BOUND_MS = 150.0
 RATE_MBIT, RTT_MS = 100.0, 10.0
 SILENCE_S = 12
-"""A download that gets nothing for so long hangs."""
+"""Seconds without data after which a download counts as hanging."""
 RULE_S = BOUND_MS / 1e3 + 2.0
 SLACK_S = 1.0
-"""For what a busy machine takes."""
+"""Seconds by which a busy machine may exceed that bound."""
 ROUND = 10
-"""Kills between two looks at all connections."""
+"""Kills between two checks of all connections."""
 CURL_TIMES_OUT = 28
 PORT, PORTS = 20_000, 10_000
-"""Of clients, one after the other."""
+"""Local ports of the clients, used one after the other."""
 SIZES = (300_000, 3_000_000, 12_000_000)
 PARTS = ((0, 99_999), (150_000, 299_999))
-"""Ranges of an answer in several parts, which no record protects."""
+"""Ranges of an answer in several parts, which a record cannot protect."""
 MULTIPART = 0.12
-"""The share of such downloads."""
+"""Share of downloads that request such an answer."""
 RETURN_S = (0.2, 0.9)
 PAUSE_S = (1.0, 3.0)
 STORE_S = 2.5
-"""The store is away for so long."""
+"""Seconds until the killed store is restarted."""
 RETURNS_S = 15.0
-"""All replicas take connections again by then, or the look comes all the same."""
+"""Longest wait for all replicas to take connections again; then the connections are checked anyway."""
 STORE_HARMS = ("store-freeze", "store-kill")
 STORED_AGAIN_S = 1.0
-"""After the store's return the replicas have stored their records again by then."""
+"""Seconds after the store's return by which the replicas have stored their records again."""
 KILLS = 1000
 """Least number of kills for the claim."""
 CSV = RESULTS / "trods-hangs.csv"
@@ -84,7 +85,7 @@ class Strike:
 
 @dataclass(slots=True)
 class Download:
-    """One curl."""
+    """One download by curl."""
 
     process: Process
     file: str
@@ -94,7 +95,7 @@ class Download:
 
 
 class Downloads:
-    """So many at a time, one behind the other."""
+    """A number of parallel downloads; a new one replaces each that ends."""
 
     def __init__(self, rack: TrodsRack, clients: int, rng: random.Random) -> None:
         self.rack, self.rng = rack, rng
@@ -123,7 +124,7 @@ class Downloads:
         self.running[place] = Download(process, file, port, parts, time.monotonic())
 
     def look(self, again: bool) -> None:
-        """Counts what has ended, and begins others."""
+        """Records ended downloads, and with `again` starts new ones in their places."""
         for place, download in list(self.running.items()):
             code = download.process.popen.poll()
             if code is None:
@@ -152,7 +153,9 @@ class Downloads:
         return "whole" if got == whole else "wrong"
 
     def silent(self, since_s: float) -> list[int]:
-        """Ports of connections on which the clients' kernel received nothing for so long."""
+        """Ports of connections on which the clients' kernel has received nothing for this many
+        seconds.
+        """
         command = ("ss", "-tniH", "state", "established", "dst", f"{SERVICE_V4}:{self.rack.service_port}")
         found, port = [], 0
         for line in self.rack.spaces["c1"].run(*command).splitlines():
@@ -166,7 +169,7 @@ class Downloads:
 
 
 class Kills:
-    """What is down, and when it returns."""
+    """The parts that are down, and when each of them returns."""
 
     def __init__(self, rack: TrodsRack, rng: random.Random, harms: list[str]) -> None:
         self.rack, self.rng, self.harms = rack, rng, harms
@@ -174,7 +177,7 @@ class Kills:
         self.strikes: list[Strike] = []
 
     def strike(self) -> None:
-        """Kills something that is there, and never all replicas."""
+        """Kills a part that is up, but never the last replica."""
         now = time.monotonic()
         there = [name for name in self.rack.replicas if name not in self.down]
         how = self.rng.choice(self.harms)
@@ -212,7 +215,7 @@ class Kills:
             self.rack.harm(name, how)  # type: ignore[arg-type]
 
     def heal(self) -> None:
-        """What has been away long enough returns."""
+        """Restarts the parts that have been down for long enough."""
         for name, (how, at) in list(self.down.items()):
             if time.monotonic() < at:
                 continue
@@ -231,7 +234,7 @@ class Kills:
 
 
 class Battery:
-    """Kills under so many downloads."""
+    """Kills during a number of parallel downloads."""
 
     def __init__(self, kills: Kills, downloads: Downloads, rng: random.Random) -> None:
         self.rack, self.rng = kills.rack, rng
@@ -247,7 +250,7 @@ class Battery:
             time.sleep(0.02)
 
     def run(self, kills: int, limit_s: float = math.inf) -> None:
-        """Strikes so often, or until the time is over."""
+        """Makes this many kills, or stops when the time is over."""
         self._for(1.0)
         until = time.monotonic() + limit_s
         while (struck := len(self.kills.strikes)) < kills and time.monotonic() < until:
@@ -271,7 +274,7 @@ class Battery:
             print(f"nothing was received on port {port}", flush=True)
 
     def finish(self) -> None:
-        """What runs comes to its end."""
+        """Waits until all downloads have ended."""
         until = time.monotonic() + 60.0
         while self.kills.down or (self.downloads.running and time.monotonic() < until):
             self.kills.heal()
@@ -284,7 +287,7 @@ class Battery:
 
 
 def battery(clients: int, kills: int, seed: int, harms: list[str]) -> tuple[Json, list[Json]]:
-    """What became of the downloads, and the kills."""
+    """Runs a battery; returns the results of the downloads, and a row per kill."""
     os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
     with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
         rng = random.Random(seed)
@@ -329,7 +332,7 @@ def battery(clients: int, kills: int, seed: int, harms: list[str]) -> tuple[Json
 
 
 def bars(result: Json) -> list[Bar]:
-    """No download hangs, none that is protected breaks, and no byte is wrong, in 1,000 kills."""
+    """In 1,000 kills no download hangs, no protected one breaks, and no byte is wrong."""
     rows = result["batteries"]
 
     def total(what: str) -> int:
@@ -345,7 +348,7 @@ def bars(result: Json) -> list[Bar]:
 
 
 def main() -> int:
-    """One battery after the other, and their bars."""
+    """Runs the batteries and judges the bars."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8, 32])
     parser.add_argument("--kills", type=int, default=340, help="kills of each battery")
@@ -361,7 +364,7 @@ def main() -> int:
         print(json.dumps(row), flush=True)
         result["batteries"].append(row)
         kills += struck
-        # Also a run that is ended early has its batteries.
+        # A run that is ended early stores the batteries that have ended.
         save("trods-hangs", result)
         with CSV.open("w", newline="") as out:
             writer = csv.DictWriter(out, fieldnames=list(kills[0]))

@@ -242,7 +242,7 @@ class TrodsRack(Rack):
         }
 
     def whole(self) -> bool:
-        """Whether all replicas do."""
+        """Whether all replicas take plain TCP."""
         return len(self.taking()) == len(self.replicas)
 
     def exclusions(self) -> dict[str, int]:

@@ -132,7 +132,7 @@ def _summary(rows: list[Json]) -> list[Json]:
 
 
 def bars(result: Json) -> list[Bar]:
-    """TRODS in time and complete; the other cases are for comparison."""
+    """The stall and the completeness of downloads under TRODS; the other cases are for comparison."""
     found = []
     part = result.get("stall", {})
     for row in part.get("summary", []):

@@ -108,7 +108,7 @@ def trods_words(d: Json) -> str:
 
 
 def hangs_words(d: Json) -> str:
-    """What became of the downloads of each battery."""
+    """The results of the downloads of each battery."""
     rows = [
         (
             row["clients"],

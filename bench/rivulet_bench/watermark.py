@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marked pictures beside a server that keeps a marked copy for each client (Trickles paper, section 6.2).
 
-`rivulet serve --watermark` makes each client's picture while it sends it. The other server is `rivulet serve` with
-marked copies in its folder, as a server must make and keep that does not. Both serve pictures of the same size to the
-same clients over Rivulet, one after the other, in rounds.
+`rivulet serve --watermark` marks each client's picture while it sends it. For comparison, another `rivulet serve` has a
+marked copy for each client in its folder. Both serve pictures of the same size to the same clients over Rivulet,
+alternating in rounds.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .stats import save
 Json = dict[str, Any]
 
 FEW, MANY = 8, 250
-"""Clients, each with an address of its own."""
+"""Numbers of clients, each of which has its own address."""
 WIDTH, HEIGHT = 1600, 1200
 LOAD_S = 4.0
 ROUNDS = 3
 BYTES_A_CLIENT = 1024.0
-"""Most memory that a further client may take with marks made while sending."""
+"""Most memory that one more client may cost if pictures are marked while they are sent."""
 REQUESTS_OF_COPIES = 0.2
-"""Least requests a second, of those from copies."""
+"""Bound of the requests a second, relative to the server with copies."""
 CPU_OF_COPIES = 6.0
-"""Most core time a request, of that from copies."""
+"""Bound of the processor time of a request, relative to the server with copies."""
 
 
 def picture() -> bytes:
@@ -55,7 +55,7 @@ def clients(count: int) -> list[str]:
 
 
 def load(rig: HostRig, server: Server, path: str, addresses: Sequence[str]) -> Json:
-    """Requests from these addresses in turn, 16 at a time."""
+    """Sends requests from these addresses in rotation, 16 at a time."""
     words = ["--one-thread", *(word for address in addresses for word in ("--source", address))]
     before = server.cpu_s()
     result = rig.load("rivulet", path, *words, clients=16, seconds=LOAD_S)
@@ -69,7 +69,7 @@ def load(rig: HostRig, server: Server, path: str, addresses: Sequence[str]) -> J
 
 
 def measure(rig: HostRig) -> Json:
-    """Both servers in rounds; memory with few and with many clients."""
+    """Measures both servers in rounds, and their memory with few and with many clients."""
     original = picture()
     (rig.www / "picture.jpg").write_bytes(original)
     addresses = clients(MANY)
@@ -112,7 +112,7 @@ def measure(rig: HostRig) -> Json:
 
 
 def fetched(rig: HostRig, address: str) -> bytes:
-    """The picture as a client at this address gets it."""
+    """The picture that a client at this address receives."""
     rig.start_rivulet("--watermark=.", plain="kernel")
     out = rig.folder / "copy.jpg"
     rig.run("c", ["curl", "-sSf", "--interface", address, "-o", str(out), "http://10.9.0.1/picture.jpg"])
@@ -121,7 +121,7 @@ def fetched(rig: HostRig, address: str) -> bytes:
 
 
 def bars(result: Json) -> list[Bar]:
-    """The bounds."""
+    """Memory per client, requests a second, and processor time of a request."""
     marks, copies = result["summary"]["marks"], result["summary"]["copies"]
     rate, cost = (marks[field] / copies[field] for field in ("per_second", "core_us"))
     return [

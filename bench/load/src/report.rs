@@ -49,7 +49,7 @@ impl Outcome {
     }
 }
 
-/// The printed line.
+/// The line of JSON that the program prints.
 #[derive(Serialize)]
 pub struct Report {
     transport: &'static str,
