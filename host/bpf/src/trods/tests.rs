@@ -607,8 +607,7 @@ fn new_connection_between_same_ports_replaces_former() {
     rig.trods.insert(&rig.key(), &limits).unwrap();
 }
 
-/// A new handshake of the client removes it, and so does a replica that adopts a connection which
-/// this one had before.
+/// Removed by a new handshake of the client, and by an adoption here.
 #[test]
 fn withheld_segment_is_removed_with_its_connection() {
     let Some(mut rig) = Rig::v4() else { return };

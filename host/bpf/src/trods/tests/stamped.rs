@@ -1,6 +1,5 @@
-//! Handshakes and timestamps of the programs (`src/bpf/ts.h`). BPF_PROG_TEST_RUN cannot show that
-//! the kernel takes over the connections; `host/trods/tests/it/stamps.rs` shows that between
-//! network namespaces.
+//! Handshakes and timestamps of the programs (`src/bpf/ts.h`). `host/trods/tests/it/stamps.rs` shows
+//! between network namespaces that the kernel takes over the connections.
 
 mod recorded;
 
@@ -131,7 +130,7 @@ impl Rig {
         let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
         let changed =
             Segment { ack: word(8), flags: tcp[13], options: tcp[20..32].to_vec(), ..segment.clone() };
-        assert_eq!(out, changed.frame(), "only the timestamp, the acknowledgement and the checksum change");
+        assert_eq!(out, changed.frame(), "only timestamp, acknowledgement and checksum change");
         let whole = Passed { verdict, value: word(24), echo: word(28), ack: word(8), flags: tcp[13] };
         Passed {
             ack: whole.ack.wrapping_sub(if program == "trods_egress" { CLIENT } else { SERVER }),
@@ -305,8 +304,7 @@ fn no_response_begins_under_dead_process() {
     }
 }
 
-/// A response of several segments has left before the client echoes its name, and no later segment
-/// will acknowledge the request.
+/// A long response has left before the client echoes its name: no later segment acknowledges.
 #[test]
 fn final_ack_is_reflected_as_ack_of_request() {
     let Some(rig) = Rig::stamped() else { return };
@@ -400,8 +398,7 @@ fn host_is_looked_up_ignoring_case() {
 /// The programs read only the beginning of a longer name, which could belong to another site.
 #[test]
 fn overlong_host_matches_no_other_site() {
-    // Bytes that the programs read of the field: the "t", the colon, a space, the name, and the end
-    // of the line.
+    // Bytes that the programs read: the "t", the colon, a space, the name, and the line's end.
     const HOST_MAX: usize = 272;
     let longest = "h".repeat(HOST_MAX - 4);
     let sum = head_sum(HEAD, DATE_AT);
@@ -446,8 +443,7 @@ fn unknown_response_head_is_not_named() {
     }
 }
 
-/// The client holds bytes of an object behind a hole, and another response would be mixed with
-/// them.
+/// The client holds bytes of an object behind a hole; another response would be mixed with them.
 #[test]
 fn client_with_hole_gets_only_its_object() {
     let end = GET.len() as u32;
@@ -455,11 +451,7 @@ fn client_with_hole_gets_only_its_object() {
         let Some(mut rig) = Rig::stamped() else { return };
         rig.put(|st| st.object = object);
         let first = rig.answers(ACK, 0, 0, KERNEL, &[]);
-        assert_eq!(
-            (first.verdict, object_of(first.value)),
-            (NEXT, 0),
-            "the timestamp does not name the object before the response begins"
-        );
+        assert_eq!((first.verdict, object_of(first.value)), (NEXT, 0), "not named yet");
         assert_eq!(rig.client_sends(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
         assert_eq!(
             rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict,
