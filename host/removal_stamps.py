@@ -94,7 +94,10 @@ REMOVALS: dict[str, Removal] = {
     "ts-no-host": stamps("!p.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
     "ts-two-hosts": stamps("\t\tif (p->host)\n\t\t\tp->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(
-        "if (sum_words(octets, length) != head->sum)", "if (0)", "unknown_response_head_is_not_named", file="ts_object.h"
+        "if (sum_words(octets, length) != head->sum)",
+        "if (0)",
+        "unknown_response_head_is_not_named",
+        file="ts_object.h",
     ),
     "ts-second": stamps(
         "else if (after(s->seq + s->length, st->client_next))", "else if (0)", "second_request_is_not_named"

@@ -132,7 +132,9 @@ REMOVALS: dict[str, Removal] = {
     "ack-withheld": bpf(
         "if (!s.length && !(s.flags & FIN)) {", "if (0) {", "acknowledgement_beyond_limit_is_lowered_or_withheld"
     ),
-    "ack-clamped": bpf("if (!clamp_ack(skb, &s, ack))", "if (0)", "acknowledgement_beyond_limit_is_lowered_or_withheld"),
+    "ack-clamped": bpf(
+        "if (!clamp_ack(skb, &s, ack))", "if (0)", "acknowledgement_beyond_limit_is_lowered_or_withheld"
+    ),
     "fin": bpf(
         "if (s.flags & FIN && !",
         "if (0 && !",
