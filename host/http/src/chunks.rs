@@ -1,6 +1,7 @@
 //! The chunked coding (RFC 9112 section 7.1), read as far as it takes to find its end.
 
 use crate::{BAD_REQUEST, Field, Refused};
+use alloc::vec::Vec;
 
 /// Bytes of a line with a chunk's size and extensions.
 const MAX_SIZE_LINE: usize = 256;

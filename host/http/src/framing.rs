@@ -45,7 +45,7 @@ impl Framing {
     pub fn take(&mut self, field: &Field<'_>) -> Result<(), Refused> {
         let value = field.value;
         if field.is("host") {
-            if std::mem::replace(&mut self.host, true) || !is_host(value) {
+            if core::mem::replace(&mut self.host, true) || !is_host(value) {
                 return Err(BAD_REQUEST);
             }
         } else if field.is("connection") {
@@ -54,7 +54,7 @@ impl Framing {
                 self.keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
             }
         } else if field.is("content-length") {
-            let text = std::str::from_utf8(value).map_err(|_| BAD_REQUEST)?;
+            let text = core::str::from_utf8(value).map_err(|_| BAD_REQUEST)?;
             let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
             let length = text.parse().ok().filter(|_| digits).ok_or(BAD_REQUEST)?;
             if self.length.replace(length).is_some_and(|before| before != length) {

@@ -6,7 +6,10 @@
 //!
 //! Nothing here allocates but [`Chunks`], which keeps the beginning of a line.
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 mod chunks;
 mod condition;

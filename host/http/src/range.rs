@@ -62,7 +62,7 @@ impl RangeSpec {
 
 /// A number longer than any content is as good as its end (section 14.1.2).
 fn number(digits: &[u8]) -> Option<u64> {
-    let text = std::str::from_utf8(digits).ok()?;
+    let text = core::str::from_utf8(digits).ok()?;
     let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }

@@ -1,6 +1,6 @@
 //! The target of a request as a path (RFC 9112 section 3.2, RFC 3986 sections 2.1 and 5.2.4).
 
-use std::fmt;
+use core::fmt;
 
 use arrayvec::ArrayVec;
 

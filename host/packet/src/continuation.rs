@@ -2,7 +2,12 @@
 
 use core::fmt;
 
+#[cfg(feature = "std")]
+use crc32c::crc32c;
+
 use crate::bytes::{Reader, Writer, u16_at, u32_at, u48_at, u64_at};
+#[cfg(not(feature = "std"))]
+use crate::crc::crc32c;
 use crate::error::{BuildError, WireError};
 
 /// Bytes of the sealed head, which switches read too.
@@ -167,7 +172,7 @@ impl TransportContinuation {
 
     /// Check value of a delta-encoded continuation: the low half of CRC-32C over head and tail.
     pub fn check(&self) -> u16 {
-        crc32c::crc32c(&self.to_bytes()) as u16
+        crc32c(&self.to_bytes()) as u16
     }
 }
 

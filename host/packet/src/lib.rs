@@ -15,11 +15,14 @@
 //! * [`slot`]: the ToR's choice of a replica for a packet;
 //! * [`checksum`]: the Internet checksum, whole and incremental.
 
+#![cfg_attr(not(any(feature = "std", test)), no_std)]
 #![forbid(unsafe_code)]
 
 mod bytes;
 pub mod checksum;
 pub mod continuation;
+#[cfg(any(test, not(feature = "std")))]
+mod crc;
 pub mod delta;
 pub mod error;
 pub mod eth;

@@ -62,8 +62,8 @@ impl Drop for MacKey {
     }
 }
 
-impl std::fmt::Debug for MacKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Debug for MacKey {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("MacKey(..)")
     }
 }

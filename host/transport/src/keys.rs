@@ -4,6 +4,7 @@
 //! 16-byte master. HalfSipHash, CMAC and GCM-SIV never share a key. Several epochs are live at
 //! once, so rotation does not break connections (`docs/wire-format.md`, "Keys and derived values").
 
+use alloc::vec::Vec;
 use rivulet_packet::nonce::NonceKey;
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, Zeroizing};
@@ -159,8 +160,8 @@ impl KeyRing {
     }
 }
 
-impl std::fmt::Debug for KeyRing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let seal: Vec<_> = self.seal.iter().map(|(e, _)| e).collect();
         let nonce: Vec<_> = self.nonce.iter().map(|(e, _)| e).collect();
         f.debug_struct("KeyRing")

@@ -126,7 +126,10 @@
 //! After any of `handle_*`, `write`, `read`, `finish`, `request`, `close`: call `poll_transmit` until `None`, `poll` until
 //! `None`, then `poll_timeout` again.
 
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+
+extern crate alloc;
 
 pub mod client;
 mod cmac;

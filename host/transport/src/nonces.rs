@@ -49,7 +49,7 @@ mod tests {
         }
     }
 
-    fn sum(numbers: std::ops::RangeInclusive<u32>, prime: bool) -> u32 {
+    fn sum(numbers: core::ops::RangeInclusive<u32>, prime: bool) -> u32 {
         numbers.fold(0, |sum, n| sum ^ nonce(&keys(), 9, n, prime))
     }
 

@@ -2,7 +2,7 @@
 //! replica computes the same values, and a client can neither choose nor compute them. Also the
 //! tokens that prove a client's address.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use arrayvec::ArrayVec;
 use rivulet_packet::TransportContinuation;
@@ -24,7 +24,7 @@ pub struct Opening {
 }
 
 fn words(mac: [u8; 16]) -> [u32; 4] {
-    std::array::from_fn(|i| u32::from_be_bytes([mac[4 * i], mac[4 * i + 1], mac[4 * i + 2], mac[4 * i + 3]]))
+    core::array::from_fn(|i| u32::from_be_bytes([mac[4 * i], mac[4 * i + 1], mac[4 * i + 2], mac[4 * i + 3]]))
 }
 
 /// What a connection is opened with. Each kind derives different numbers, so that no number is

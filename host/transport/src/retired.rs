@@ -6,7 +6,7 @@
 //! exist for a window, on whichever replica and port they are presented, they open the same
 //! numbers, and each number is accepted once.
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use rivulet_packet::MAX_GAIN;
 
@@ -128,7 +128,7 @@ impl Retired {
 mod tests {
     use super::*;
 
-    const IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const IP: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(192, 0, 2, 1));
     const HORIZON: Micros = 4 * SECOND;
     const WINDOW: Retired = Retired { time: 1000, tag: 0x0102_0304, window: 75, ssthresh: 90, mss: 1400 };
 

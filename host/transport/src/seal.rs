@@ -1,7 +1,7 @@
 //! The seal of a transport continuation: AES-CMAC over its 60 bytes and the client's address and
 //! port.
 
-use std::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 
 use rivulet_packet::continuation::LENGTH;
 use rivulet_packet::{SealedContinuation, TransportContinuation};

@@ -1,6 +1,6 @@
 //! Time as a number; this crate reads no clock.
 
-use std::ops::{Add, Sub};
+use core::ops::{Add, Sub};
 
 /// Microseconds on a clock of the caller: monotonic on a client, the service's common clock on a
 /// server.

@@ -1,8 +1,9 @@
 //! A connection: its state, and its interface for the application.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
-use std::ops::Range;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::net::SocketAddr;
+use core::ops::Range;
 
 use super::generation::Generation;
 use super::input::Input;

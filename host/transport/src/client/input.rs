@@ -1,9 +1,10 @@
 //! The input of one stream: bytes that the application wrote, until the server reports them
 //! consumed (section 4.2).
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::sync::Arc;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::time::Time;
 use crate::ucont::Validity;
@@ -307,7 +308,7 @@ impl Input {
         }
         self.sent = self.sent.max(self.base);
         let base = self.base;
-        let again = std::mem::take(&mut self.again).into_iter().filter(|(_, end)| *end > base);
+        let again = core::mem::take(&mut self.again).into_iter().filter(|(_, end)| *end > base);
         self.again = again.map(|(start, end)| (start.max(base), end)).collect();
         self.resend(taken..range.end);
         self.held.retain(|(v, _)| v.valid_end >= self.base);

@@ -1,6 +1,6 @@
 //! What a connection does about lost packets.
 
-use std::ops::Range;
+use core::ops::Range;
 
 use super::connection::Connection;
 use crate::time::Time;
@@ -23,7 +23,7 @@ impl Connection {
     pub(super) fn settle_declared(&mut self, now: Time) {
         let Some(generation) = self.generation.as_mut() else { return };
         self.detection = generation.detect(now, &self.rtt);
-        let declared = std::mem::take(&mut generation.declared);
+        let declared = core::mem::take(&mut generation.declared);
         for index in declared {
             self.statistics.declared += 1;
             let Some(generation) = self.generation.as_mut() else { return };

@@ -1,9 +1,10 @@
 //! The output of one stream: the ranges to request, the bytes received, and their order (sections
 //! 4.3 and 5.2).
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::sync::Arc;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::time::{MILLISECOND, Time};
 use crate::ucont::Validity;

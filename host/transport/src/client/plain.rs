@@ -1,7 +1,7 @@
 //! The answer of a plain TCP server to our SYN (RFC 9293), and the values that a kernel socket
 //! needs to continue.
 
-use std::net::SocketAddr;
+use core::net::SocketAddr;
 
 use super::connection::TcpHandshake;
 
@@ -83,7 +83,7 @@ pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent
 }
 
 fn is_from(packet: &[u8], tcp: &[u8], from: SocketAddr, to: SocketAddr) -> Option<bool> {
-    use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+    use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
     let v6 = |at: usize| -> Option<IpAddr> {
         let bytes: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
         Some(Ipv6Addr::from(bytes).into())

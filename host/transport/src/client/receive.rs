@@ -1,6 +1,7 @@
 //! How a connection handles received packets.
 
-use std::ops::Range;
+use alloc::string::String;
+use core::ops::Range;
 
 use rivulet_packet::{
     Body, Class, Ecn, NewContinuation, Response, SealedContinuation, Segment, TransportContinuation,
@@ -202,7 +203,7 @@ impl Connection {
                 fresh.expect(index, index, sent_at);
             }
         }
-        for (index, want) in std::mem::take(&mut self.wanted_in_revival).into_iter().enumerate() {
+        for (index, want) in core::mem::take(&mut self.wanted_in_revival).into_iter().enumerate() {
             match fresh.slot_mut(index as u32) {
                 Some(slot) => slot.want = Some(want),
                 None => self.settle_want(want),

@@ -1,7 +1,7 @@
 //! How a request is built: its wants, its size, and its headers.
 
-use std::ops::{Bound, Range};
-use std::sync::Arc;
+use alloc::sync::Arc;
+use core::ops::{Bound, Range};
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{
@@ -165,7 +165,7 @@ impl Connection {
         let received_at = shape.index.and_then(|i| generation?.slot(i)).map_or(now, |s| s.received_at);
         let mut uconts: ArrayVec<&[u8], 17> = asked.uconts.iter().map(|u| &**u).collect();
         let mut input_ucont = None;
-        let mut scratch = std::mem::take(&mut self.scratch);
+        let mut scratch = core::mem::take(&mut self.scratch);
         scratch.clear();
         if let Some((stream, found)) = &asked.input {
             if let Some(sealed) = &found.continuation {

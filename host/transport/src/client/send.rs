@@ -1,5 +1,6 @@
 //! What a connection sends, and when (section 4).
 
+use alloc::vec::Vec;
 use rivulet_packet::request::FIXED;
 use rivulet_packet::{
     Class, Ecn, EntryKind, MAX_ATTEMPT, ProofEntry, RequestClass, SealedContinuation, TransportContinuation,
@@ -58,7 +59,7 @@ impl Connection {
             }
             _ => return None,
         }
-        if std::mem::take(&mut self.probe_now)
+        if core::mem::take(&mut self.probe_now)
             && let Some(n) = self.send_probe(now, packet)
         {
             return Some(n);
@@ -331,7 +332,7 @@ impl Connection {
     /// Sends a REKEY, TIMEOUT or RESTART.
     fn send_revival(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         // Wants of an unanswered attempt are requested again.
-        for want in std::mem::take(&mut self.wanted_in_revival) {
+        for want in core::mem::take(&mut self.wanted_in_revival) {
             self.settle_want(want);
         }
         if let Some((stream, range, fin)) = self.syn_input.take() {

@@ -2,7 +2,8 @@
 //! continuation, the user continuations, and the stream positions. Requests in flight are sent
 //! again after the resumption.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use rivulet_packet::SealedContinuation;
 
@@ -82,7 +83,7 @@ impl Connection {
             return None;
         }
         self.abandon_outstanding();
-        for want in std::mem::take(&mut self.wanted_in_revival) {
+        for want in core::mem::take(&mut self.wanted_in_revival) {
             self.settle_want(want);
         }
         let generation = self.generation.as_ref()?;

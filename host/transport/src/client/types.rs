@@ -1,5 +1,7 @@
 //! The public types around a connection: configuration, events, errors, counters.
 
+use alloc::string::String;
+use alloc::vec::Vec;
 use rivulet_packet::WireError;
 
 use crate::time::{Micros, SECOND};

@@ -5,7 +5,9 @@
 //! included, and the client's address and port equal what was sealed; everything else is verified
 //! by MAC.
 
-use std::net::SocketAddr;
+use alloc::boxed::Box;
+use alloc::vec;
+use core::net::SocketAddr;
 
 use rivulet_packet::SealedContinuation;
 
@@ -16,8 +18,8 @@ pub struct MinisocketCache {
     misses: u64,
 }
 
-impl std::fmt::Debug for MinisocketCache {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Debug for MinisocketCache {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("MinisocketCache").field("slots", &self.slots.len()).field("hits", &self.hits).finish()
     }
 }

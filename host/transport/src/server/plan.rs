@@ -1,6 +1,6 @@
 //! The responses to one request, and what the application needs to fill them.
 
-use std::net::SocketAddr;
+use core::net::SocketAddr;
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinuation, Want};

@@ -5,6 +5,8 @@
 //! full, packets pass and are counted, so the memory fails open like the ToR's. Only authentic
 //! requests are stored, so a flood of forged packets cannot fill it.
 
+use alloc::boxed::Box;
+use alloc::vec;
 use rivulet_packet::RequestClass;
 
 use crate::time::{Micros, Time};
@@ -127,8 +129,8 @@ pub struct ReplayMemory {
     statistics: ReplayStatistics,
 }
 
-impl std::fmt::Debug for ReplayMemory {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl core::fmt::Debug for ReplayMemory {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("ReplayMemory")
             .field("bytes", &self.bytes())
             .field("counts", &self.statistics)

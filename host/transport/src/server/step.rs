@@ -19,7 +19,7 @@ use crate::verdict::{
 };
 
 /// Smallest and largest slot that a SYN can ask for, in bytes of TCP payload.
-const SLOT: std::ops::RangeInclusive<u16> = 300..=8952;
+const SLOT: core::ops::RangeInclusive<u16> = 300..=8952;
 /// Windows below this many packets are not reduced because of a queue at the server: half of it is
 /// the least with which a loss is recovered without a timeout.
 const LEAST_MARKED: u32 = 6;
@@ -445,7 +445,7 @@ fn restart<'a>(
         plan.push(HeadKind::Challenge, c.number, true, None);
         return Ok(Verdict::Respond(plan));
     }
-    let Decision::Fresh(fresh) = decide(RequestClass::Restart, c, 1, std::iter::empty())? else {
+    let Decision::Fresh(fresh) = decide(RequestClass::Restart, c, 1, core::iter::empty())? else {
         return Ok(Verdict::Terminate);
     };
     debug_assert_eq!(fresh.start_cwnd, LOSS_WINDOW);

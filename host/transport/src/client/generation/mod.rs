@@ -3,10 +3,11 @@
 //! Numbers are stored as indices from the generation's first number. All below `decided` are final,
 //! either received or declared lost (the prefix property, section 2.4).
 
+use alloc::vec::Vec;
 mod proof;
 
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
+use alloc::collections::{BTreeSet, VecDeque};
+use core::ops::Range;
 
 use rivulet_packet::{SealedContinuation, TransportContinuation};
 
