@@ -41,6 +41,10 @@ build: setup protos ## build the binaries (target/release)
 	@echo "building the binaries; the first time takes some minutes"
 	$(CARGO) build --release --locked $(call packages,$(BINARIES))
 
+.PHONY: tiny
+tiny: setup ## build rivulet-tiny, the server of 64 KiB without the standard library, and print its sizes
+	@CARGO="$(CARGO)" scripts/tiny.sh
+
 # Tests: scripts/test.py builds once, in the profile `ci`, and runs parts with those binaries; CONTRIBUTING.md says when.
 
 # The release of Rust in rust-toolchain.toml. Its warnings are errors; another release, where that one could not be
@@ -66,6 +70,7 @@ check: setup protos ## format, lint, types, words, long files, files in circles;
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
+	CARGO="$(CARGO)" scripts/tiny.sh clippy
 
 .PHONY: lint-newest
 lint-newest: protos ## warnings of the newest stable Rust (installed with rustup; builds in build/newest)
@@ -129,6 +134,10 @@ demo-stateless: setup-browser
 demo-trods: setup-trods
 demo-upgrade: setup-trods
 demo-cm: setup-audio
+.PHONY: demo-tiny
+demo-tiny: tiny build ## 50 clients of a server with 64 KiB of memory, which is killed in the middle of a download
+	$(ROOT) env RIVULET=target/release/rivulet host/tiny/demo.sh
+
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)

@@ -30,6 +30,7 @@ import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
 import removal_suspended  # noqa: E402
 import removal_terminator  # noqa: E402
+import removal_tiny  # noqa: E402
 import removal_tls  # noqa: E402
 import removal_transport  # noqa: E402
 import removal_trods  # noqa: E402
@@ -53,6 +54,7 @@ PROGRAMS = {
     **removal_transport.PROGRAMS,
     **removal_plain.PROGRAMS,
     **removal_terminator.PROGRAMS,
+    **removal_tiny.PROGRAMS,
     **removal_tls.PROGRAMS,
     "calls": ("-p", "rivulet-libcm", "--test", "it"),
     "apps": ("-p", "rivulet-cm-apps", "--lib"),
@@ -76,6 +78,7 @@ REMOVALS = (
     | removal_marks.REMOVALS
     | removal_cm.REMOVALS
     | removal_terminator.REMOVALS
+    | removal_tiny.REMOVALS
     | removal_tls.REMOVALS
 )
 

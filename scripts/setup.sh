@@ -101,6 +101,11 @@ for component in clippy rustfmt; do
     rustup -q component add "$component" || { say "cargo has no $component, and rustup cannot install it"; exit 1; }
   fi
 done
+# What rivulet-tiny is built for (host/tiny); without it the program is not built, and its tests are skipped.
+if [[ ! -d $(rustc --print target-libdir --target x86_64-unknown-none) ]]; then
+  say "installing Rust's target x86_64-unknown-none"
+  rustup -q target add x86_64-unknown-none || say "rustup cannot install it: rivulet-tiny is not built"
+fi
 
 stamp=.venv/.requirements.sha256
 want=$(sha256sum requirements.lock pyproject.toml | sha256sum | cut -d' ' -f1)

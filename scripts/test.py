@@ -159,6 +159,8 @@ def build(run: Run) -> None:
         run.programs.append((name, folder, message["executable"]))
         if target["kind"] == ["test"]:
             linked.setdefault(name.split()[0], []).append(target["name"])
+    # Without a standard library, and so with other features.
+    call("scripts/tiny.sh")
     run.programs.sort()
     for crate, names in linked.items():
         if len(names) > 1:
