@@ -525,10 +525,14 @@ REMOVALS: dict[str, Removal] = {
         "hold/connection.rs", "fin_at.filter(|_| closes || !self.adopted)", "fin_at", ADOPTED_ENDS
     ),
     "adopted-told": trods(
-        "hold/watch/hear.rs", "=> (connection.adopted, of_dead)", "=> (false, of_dead)", ADOPTED_ENDS
+        "hold/watch/hear.rs", "=> (connection.is_relayed(), of_dead)", "=> (false, of_dead)", ADOPTED_ENDS
     ),
     "adopted-judged": trods(
-        "hold/watch/parting.rs", "if !connection.died && !connection.adopted {", "if !connection.died {", ADOPTED_STAYS
+        "hold/watch/parting.rs", "if !died && !relayed {", "if !died {", ADOPTED_STAYS
+    ),
+    "adopted-terminated": trods(
+        "hold/connection.rs", "self.adopted && !self.flow.is_terminated()", "self.adopted",
+        "trods:hold::connection::tests::terminator_ends_connections_that_it_adopted",
     ),
     "adopted-stopped": agent("std::mem::forget(self.replica.take());", "drop(self.replica.take());", OUTLIVES),
     # The lease.

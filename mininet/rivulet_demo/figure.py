@@ -132,7 +132,7 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 body{{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1c2321;background:#fff}}
-svg,img{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0}}
+svg,img{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0;font-size:.9rem}}
 .wide{{overflow-x:auto}} .wide svg{{min-width:46rem}}
 td,th{{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}}
 td:first-child,th:first-child{{text-align:left;min-width:9rem}} h1{{font-size:1.6rem}}

@@ -261,6 +261,12 @@ impl Flow {
         }
     }
 
+    /// Whether it is a TLS terminator's connection.
+    #[must_use]
+    pub fn is_terminated(&self) -> bool {
+        self.terminated
+    }
+
     /// The last stored record, with which this host can resume the connection. `None` while a store
     /// is in progress.
     #[must_use]

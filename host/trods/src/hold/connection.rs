@@ -37,8 +37,7 @@ pub(super) struct Connection {
     pub awaited: bool,
     /// The server's process died and left the connection open.
     pub died: bool,
-    /// Whether this replica adopted the connection. Then only this process may end it, on behalf of
-    /// its server.
+    /// Whether this replica adopted the connection.
     pub adopted: bool,
     /// Whether this process is ending it.
     pub leaves: bool,
@@ -123,6 +122,12 @@ impl Connection {
         let fin_at = fin_at.filter(|_| closes || !self.adopted);
         let Connection { first, stored: recorded, awaited, adopted, .. } = *self;
         rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited, adopted }
+    }
+
+    /// Whether only this process may end it, on behalf of its server: it was adopted, and this process relays. A TLS
+    /// terminator has the socket of its adopted connections and ends them itself.
+    pub fn is_relayed(&self) -> bool {
+        self.adopted && !self.flow.is_terminated()
     }
 
     /// Whether this event ends the connection.
@@ -273,6 +278,7 @@ mod tests {
 
     use super::*;
     use crate::hold::frame::tests::frame;
+    use crate::record::TlsState;
 
     /// A TCP header without options.
     fn header(seq: u32, flags: u8) -> Vec<u8> {
@@ -339,6 +345,17 @@ mod tests {
         assert_eq!(connection.release(&mut hold), 1);
         assert_eq!(leave(1), [(509, b"9".to_vec())]);
         assert!(connection.held.is_empty());
+    }
+
+    #[test]
+    fn terminator_ends_connections_that_it_adopted() {
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:443".parse().unwrap());
+        let plain = crate::testing::idle(Tuple { client, service }, 500, 1);
+        let tls = Record { tls: Some(TlsState::new(vec![1])), ..plain.clone() };
+        for (record, is_relayed) in [(plain, true), (tls, false)] {
+            let connection = Connection::adopted(&record, &Settings::default(), 0, &mut Vec::new());
+            assert_eq!((connection.adopted, connection.is_relayed()), (true, is_relayed));
+        }
     }
 
     /// A frame may arrive after the client's acknowledgement has made room for a held one.

@@ -139,10 +139,10 @@ impl<K: Keeper> Watch<K> {
                     connection.flow.tick(now, said);
                     connection.hear(ack, &what, said);
                     let (ended, died) = match what {
-                        // Resets of adopted connections come from this process, which announces
+                        // Resets of relayed connections come from this process, which announces
                         // them.
-                        What::Aborted { of_dead } => (!connection.adopted, of_dead),
-                        What::Fin { of_dead, .. } => (connection.adopted, of_dead),
+                        What::Aborted { of_dead } => (!connection.is_relayed(), of_dead),
+                        What::Fin { of_dead, .. } => (connection.is_relayed(), of_dead),
                         _ => (false, false),
                     };
                     connection.died |= died;

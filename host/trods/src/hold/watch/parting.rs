@@ -120,7 +120,7 @@ impl<K: Keeper> Watch<K> {
 
     /// Decides about a connection that its server closed too early; `accepts`: the server accepts
     /// connections. If the server's process lives, the close was intended, and the limits are
-    /// removed. If its process died, or the connection was adopted, and a server accepts
+    /// removed. If its process died, or this process relays the connection, and a server accepts
     /// connections now, this host can adopt the connection: its record is returned, it is parked,
     /// and only its number in the store is kept here. Otherwise it waits for an adopter or the next
     /// call.
@@ -129,20 +129,20 @@ impl<K: Keeper> Watch<K> {
     /// A system call fails.
     pub fn judge(&mut self, key: &FlowKey, accepts: bool) -> Result<Option<Record>, HoldError> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
-        let (died, adopted) = (connection.died, connection.adopted);
+        let (died, relayed) = (connection.died, connection.is_relayed());
         // The terminator's announcement of its FIN came behind it.
         if !died && connection.flow.closes() && !connection.flow.ends_early() {
             connection.judged = false;
             return Ok(None);
         }
-        tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
+        tracing::debug!(client = %key.client(), accepts, died, relayed, "ended early");
         connection.judged = false;
         if !accepts {
             // No other event shows a server that restarts at once.
             connection.note_early(key, &mut self.early);
             return Ok(None);
         }
-        if !connection.died && !connection.adopted {
+        if !died && !relayed {
             self.let_go(key, Reason::Closed)?;
             return Ok(None);
         }
