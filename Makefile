@@ -54,7 +54,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint, types, words, long files, files in circles; committed P4 program matches; removals find their text
+check: setup protos ## format, lint, types, words, long files, files in circles, links of pages, drawings; committed P4 program matches; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -67,6 +67,8 @@ check: setup protos ## format, lint, types, words, long files, files in circles;
 	python3 scripts/words.py
 	python3 scripts/circles.py
 	python3 scripts/lines.py
+	python3 scripts/links.py
+	python3 scripts/pictures --check
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
@@ -97,6 +99,15 @@ fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random pack
 .PHONY: e2e
 e2e: ## short demos: kills, stalled replicas, an attacker, a new ToR, plain clients; every download must finish
 	$(TEST) setup build demos
+
+# The documentation site, of the pages of docs/ and beside it
+
+.PHONY: reference docs
+reference: setup ## pages and manual pages of rack.yaml, rivuletctl and rivulet-controller, and completions (build/reference)
+	$(PY) scripts/reference build/reference
+
+docs: setup ## the documentation as a site that needs no network (build/site/html); a link that leads nowhere fails
+	python3 scripts/site/build.py
 
 # Packages and their contents
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rivulet_controller.client import ApiError, Client
-from rivulet_controller.config import Etcd
 from rivulet_controller.etcd import EtcdClient, EtcdStore, Leadership
+from rivulet_controller.listen_config import Etcd
 from rivulet_controller.state import State
 from rivulet_controller.store import SqliteStore, Store
 from rivulet_demo.rack import Rack

@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from .client import ApiError, Client, default_address, leading
 from .config import ConfigError
@@ -234,11 +235,11 @@ def rotate(
 
 @app.command()
 def entries(
-    switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "", as_json: AsJson = False
+    switch: Annotated[str, typer.Argument(help="name of the switch")],
+    match: Annotated[str, typer.Option(help="only entries that contain this text")] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Print a switch's entries, one a line; `--match TEXT` selects those that contain it. Keys are
-    not shown.
-    """
+    """Print a switch's entries, one a line. Keys are not shown."""
     lines = [line for line in _client().get(f"/api/switches/{switch}/entries") if match in line]
     if as_json:
         return _json(lines)
@@ -464,8 +465,10 @@ def _event(event: dict[str, Any]) -> Text:
 
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 refused or not as configured, 2 wrong usage."""
+    # Answers the shells' completion scripts; `add_completion` would add options that write into the user's files.
+    completion_init()
     try:
-        app()
+        app(prog_name="rivuletctl")
     except (ConfigError, ApiError, OSError) as error:
         errors.print(Text(str(error), style="red"), soft_wrap=True)
         raise SystemExit(1) from None

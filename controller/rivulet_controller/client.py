@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import websockets
 
-from .config import is_local
+from .listen_config import is_local
 
 
 class ApiError(Exception):

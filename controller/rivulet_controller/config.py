@@ -8,16 +8,17 @@ import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from . import limits
 from .limits import IPAddress
+from .listen_config import Etcd, Listen, Tls
 from .model import Model
 from .service_tls_config import ServiceTls
 from .values import (
-    ENDPOINT,
-    MAX_ENDPOINT,
+    Endpoint,
     File,
+    Form,
     HostAddress,
     Mac,
     Name,
@@ -25,7 +26,6 @@ from .values import (
     Rotation,
     Seconds,
     VlanId,
-    port_of,
     within,
 )
 
@@ -64,31 +64,30 @@ class Vlan(Model):
     A port that carries no VLAN untagged has its untagged frames in VLAN 0.
     """
 
-    id: VlanId
-    untagged: tuple[PortNumber, ...] = ()
-    tagged: tuple[PortNumber, ...] = ()
+    id: VlanId = Field(description="VLAN identifier of the tag")
+    untagged: tuple[PortNumber, ...] = Field(default=(), description="ports that carry it without a tag")
+    tagged: tuple[PortNumber, ...] = Field(default=(), description="ports that carry it with a tag")
 
 
 class Host(Model):
-    """A neighbour of the ToR: its address and the ToR's port towards it. `mtu` counts bytes of the
-    IP packet.
+    """A neighbour of the ToR that is no replica."""
 
-    Without `mac` the controller finds it by ARP or neighbour discovery; without `vlan` it is the
-    port's untagged one.
-    """
-
-    ip: HostAddress
-    mac: Mac | None = None
-    port: PortNumber
-    vlan: VlanId | None = None
-    mtu: int = Field(default=1500, ge=576, le=9216)
+    ip: HostAddress = Field(description="its address")
+    mac: Mac | None = Field(
+        default=None, description="its Ethernet address; without it the controller asks by ARP or neighbour discovery"
+    )
+    port: PortNumber = Field(description="the ToR's port towards it")
+    vlan: VlanId | None = Field(default=None, description="the VLAN in which it is; the port's untagged one by default")
+    mtu: int = Field(default=1500, ge=576, le=9216, description="bytes of the largest IP packet to it")
 
 
 class Route(Model):
-    """A prefix reached through a neighbour: `via` is the address of one of the switch's hosts."""
+    """A prefix reached through a neighbour."""
 
-    prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
-    via: HostAddress
+    prefix: Annotated[ipaddress.IPv4Network | ipaddress.IPv6Network, Form("IP prefix, in quotes")] = Field(
+        description="destinations, such as 10.0.0.0/24 or fd00::/64"
+    )
+    via: HostAddress = Field(description="address of one of the switch's `hosts`")
 
     @field_validator("prefix", mode="before")
     @classmethod
@@ -99,24 +98,7 @@ class Route(Model):
         return value
 
 
-class Tls(Model):
-    """Files for mutual TLS: our certificate, its key, and the authority that signs the other side's
-    certificate.
-    """
-
-    certificate: File
-    key: File
-    authority: File
-
-
-class ServerTls(Model):
-    """A listener's certificate and its key."""
-
-    certificate: File
-    key: File
-
-
-PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
+PacketRate = Annotated[int, Field(ge=1, le=10_000_000), Form("packets a second")]
 
 
 class OwnMeters(Model):
@@ -132,8 +114,10 @@ class OwnMeters(Model):
     solicitation: PacketRate | None = Field(default=1000, description="neighbour solicitations, answered by the ToR")
     echo: PacketRate | None = Field(default=1000, description="answered by the ToR")
     own_icmp: PacketRate | None = Field(default=50, description="ICMP errors from routers about the ToR's tunnels")
-    own_udp: PacketRate | None = 50
-    own_other: PacketRate | None = 50
+    own_udp: PacketRate | None = Field(default=50, description="other UDP to the ToR's addresses, for the controller")
+    own_other: PacketRate | None = Field(
+        default=50, description="anything else to the ToR's addresses, for the controller"
+    )
 
     def of_classes(self) -> dict[str, int]:
         """The classes that have a limit, by the member of `own_class_t`."""
@@ -144,19 +128,21 @@ class OwnMeters(Model):
 class SwitchConfig(Model):
     """A ToR: its P4Runtime server, and the ports, hosts, routes and VLANs around it."""
 
-    name: Name
-    address: Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
-    device_id: int = Field(default=1, ge=0, lt=1 << 64, description="of P4Runtime, 64 bits")
-    number: int = Field(ge=1, le=255, description="upper half of the ToR's id")
-    mac: Mac
-    addresses: tuple[HostAddress, ...] = Field(min_length=1, max_length=64)
-    ports: tuple[PortNumber, ...] = Field(min_length=1)
-    vlans: tuple[Vlan, ...] = ()
-    hosts: tuple[Host, ...] = ()
-    routes: tuple[Route, ...] = ()
+    name: Name = Field(description="name in this file, in commands and metrics")
+    address: Endpoint = Field(description="its P4Runtime server")
+    device_id: int = Field(default=1, ge=0, lt=1 << 64, description="device id of P4Runtime")
+    number: int = Field(ge=1, le=255, description="upper half of the ToR's id; different for each switch")
+    mac: Mac = Field(description="Ethernet address of the gateway")
+    addresses: tuple[HostAddress, ...] = Field(
+        min_length=1, max_length=64, description="addresses of the gateway, one for each subnet"
+    )
+    ports: tuple[PortNumber, ...] = Field(min_length=1, description="ports in use")
+    vlans: tuple[Vlan, ...] = Field(default=(), description="VLANs (IEEE 802.1Q); without one all frames are untagged")
+    hosts: tuple[Host, ...] = Field(default=(), description="neighbours that are not replicas")
+    routes: tuple[Route, ...] = Field(default=(), description="prefixes behind neighbours")
     take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
     tls: Tls | None = Field(default=None, description="of the P4Runtime session, since nonce keys cross it")
-    own_meters: OwnMeters = OwnMeters()
+    own_meters: OwnMeters = Field(default=OwnMeters(), description="limits for packets to the ToR itself")
     plain_meter: PacketRate | None = Field(
         default=20_000, description="packets a second of one client's address to stateless services; null: unlimited"
     )
@@ -184,22 +170,23 @@ class SwitchConfig(Model):
 
 
 class Replica(Model):
-    """A server machine; `port` is the ToR's port towards it.
+    """A server machine."""
 
-    Without `mac` the replica's agent reports it; without `vlan` it is the port's untagged one.
-    """
-
-    name: Name
-    switch: Name
-    port: PortNumber
-    vlan: VlanId | None = None
-    mac: Mac | None = None
-    ip: HostAddress
-    mtu: int = Field(default=1500, ge=576, le=9216)
-    weight: int = Field(default=1, ge=1, le=256)
-    maintenance: bool = False
+    name: Name = Field(description="name in this file, in commands and metrics, and in its agent's certificate")
+    switch: Name = Field(description="the ToR of its rack; other ToRs reach it by a tunnel")
+    port: PortNumber = Field(description="the ToR's port towards it")
+    vlan: VlanId | None = Field(default=None, description="the VLAN in which it is; the port's untagged one by default")
+    mac: Mac | None = Field(default=None, description="its Ethernet address; without it the replica's agent reports it")
+    ip: HostAddress = Field(description="its own address, not that of a service")
+    mtu: int = Field(default=1500, ge=576, le=9216, description="bytes of the largest IP packet to it")
+    weight: int = Field(default=1, ge=1, le=256, description="its share of requests and flows, beside other weights")
+    maintenance: bool = Field(
+        default=False, description="it gets no packets, and its plain connections break; `rivuletctl drain` is gentler"
+    )
     kill_command: tuple[str, ...] = Field(default=(), description="ends it with SIGKILL; for labs only")
-    tunnel: Literal["ip_in_ip", "gue"] = Field(default="ip_in_ip", description="from switches of other racks")
+    tunnel: Literal["ip_in_ip", "gue"] = Field(
+        default="ip_in_ip", description="encapsulation that switches of other racks use to reach it"
+    )
 
 
 PlainMode = Literal["none", "kernel", "stateless", "trods"]
@@ -229,7 +216,7 @@ class Trods(Model):
     (docs/trods.md).
     """
 
-    store: tuple[Annotated[str, BeforeValidator(_store_server)], ...] = Field(
+    store: tuple[Annotated[str, BeforeValidator(_store_server), Form("`ADDRESS:PORT`")], ...] = Field(
         default=(),
         max_length=limits.STORES,
         description="memcached servers, tried in this order; at least one on a host that is no replica",
@@ -237,7 +224,7 @@ class Trods(Model):
     objects: str | None = Field(
         default=None,
         pattern=r"^/[!-~]{0,1023}$",
-        description="path at each web server of the list of objects that timestamps may name, one path a line",
+        description="URL path, at each web server, of the list of objects that timestamps may name, one path a line",
     )
     copies: Literal[1, 2] = Field(default=1, description="copies of each record, each on another server")
     failure: Literal["open", "closed"] = Field(
@@ -263,12 +250,12 @@ class Checks(Model):
     (docs/dataplane.md).
     """
 
-    key: CheckMode = "enforce"
-    time: CheckMode = "enforce"
-    range: CheckMode = "enforce"
-    sum: CheckMode = "enforce"
-    replay: CheckMode = "enforce"
-    meter: CheckMode = "enforce"
+    key: CheckMode = Field(default="enforce", description="its epoch of nonce keys is known and usable")
+    time: CheckMode = Field(default="enforce", description="its continuation is within the horizon")
+    range: CheckMode = Field(default="enforce", description="the ranges of its proof are in order and reach its number")
+    sum: CheckMode = Field(default="enforce", description="each range of its proof has the right sum of nonces")
+    replay: CheckMode = Field(default="enforce", description="its response number was not used before")
+    meter: CheckMode = Field(default="enforce", description="its class stays within `meters`")
     unjudged: Literal["pass", "drop"] = Field(
         default="pass",
         description="a request that the switch cannot check: forwarded with its mark cleared, or dropped",
@@ -282,16 +269,16 @@ class Meters(Model):
     The defaults add up to less than the 7,800 openings a second that a switch's sketch can check.
     """
 
-    syn: PacketRate | None = 5000
+    syn: PacketRate | None = Field(default=5000, description="SYNs, which open connections")
     timeout: PacketRate | None = Field(default=10_000, description="TIMEOUT with a proof")
-    restart: PacketRate | None = 1000
+    restart: PacketRate | None = Field(default=1000, description="RESTARTs, after which a connection goes on")
     unproved: PacketRate | None = Field(default=1000, description="TIMEOUT and CLOSE without one")
     ranges: PacketRate | None = Field(default=10_000, description="proofs of more than four ranges")
     uncookied: PacketRate | None = Field(
         default=50_000,
         description="segments to a stateless service without a cookie: SYNs, resets, and adopted connections",
     )
-    icmp_error: PacketRate | None = 100
+    icmp_error: PacketRate | None = Field(default=100, description="ICMP errors about packets of the service")
 
     def of_classes(self) -> dict[str, int]:
         """The limits by class of request, by the member of `service_meter_t`."""
@@ -303,17 +290,34 @@ class Meters(Model):
 class Service(Model):
     """Addresses and a port, and the replicas behind them."""
 
-    name: Name
-    addresses: tuple[HostAddress, ...] = Field(min_length=1, max_length=limits.ADDRESSES)
-    port: int = Field(ge=1, le=65535)
-    replicas: tuple[Name, ...] = Field(min_length=1, max_length=MAX_MEMBERS)
-    pool: Name | None = Field(default=None, description="services of one pool share replicas and liveness")
-    policy: Literal["block", "round_robin", "random", "least_loaded"] = "block"
-    slots: int = Field(default=128, ge=1, le=1024)
-    checks: Checks = Checks()
-    meters: Meters = Meters()
-    heartbeat: Annotated[Seconds, within(*limits.HEARTBEAT_S)] = 0.002
-    liveness: Annotated[Seconds, within(limits.HEARTBEAT_S[0], limits.LIVENESS_S)] = 0.020
+    name: Name = Field(description="name in this file, in commands and metrics; slots and keys follow from it")
+    addresses: tuple[HostAddress, ...] = Field(
+        min_length=1, max_length=limits.ADDRESSES, description="addresses of the service, IPv4 and IPv6"
+    )
+    port: int = Field(ge=1, le=65535, description="TCP port, and port of Rivulet's requests")
+    replicas: tuple[Name, ...] = Field(min_length=1, max_length=MAX_MEMBERS, description="the replicas that serve it")
+    pool: Name | None = Field(
+        default=None,
+        description="services of one pool have the same replicas and heartbeats; by default each is its own pool",
+    )
+    policy: Literal["block", "round_robin", "random", "least_loaded"] = Field(
+        default="block", description="how the ToR spreads Rivulet's requests over live replicas"
+    )
+    slots: int = Field(
+        default=128,
+        ge=1,
+        le=1024,
+        description="a power of two: slots over which flows are spread; more make shares more even",
+    )
+    checks: Checks = Field(default=Checks(), description="which checks the ToR makes of requests")
+    meters: Meters = Field(default=Meters(), description="limits for requests with little or no proof")
+    heartbeat: Annotated[Seconds, within(*limits.HEARTBEAT_S)] = Field(
+        default=0.002, description="time between two heartbeats of a replica"
+    )
+    liveness: Annotated[Seconds, within(limits.HEARTBEAT_S[0], limits.LIVENESS_S)] = Field(
+        default=0.020,
+        description="time without a heartbeat after which the ToR excludes a replica; at least two heartbeats",
+    )
     plain: PlainMode = Field(
         default="kernel",
         description="clients of plain TCP: refused, served by the kernel, served without state (docs/plain.md), or"
@@ -329,7 +333,9 @@ class Service(Model):
         description="unit of plain TCP that stays on one replica: a flow, or all flows of a client's address"
         " (docs/control-plane.md)",
     )
-    trust_tor: bool = True
+    trust_tor: bool = Field(
+        default=True, description="replicas do not repeat the checks that the ToR made; false: they check every request"
+    )
 
     @property
     def pool_name(self) -> str:
@@ -348,20 +354,36 @@ class Service(Model):
 class Keys(Model):
     """How keys rotate (docs/security.md)."""
 
-    seal_rotation: Rotation = 3600.0
-    nonce_rotation: Rotation = 1800.0
-    tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="keys shared by replicas and ToRs")
+    seal_rotation: Rotation = Field(
+        default=3600.0,
+        description=f"age at which a seal key is replaced; at most {MAX_LIVE_SEAL_KEYS} keys within `resume`",
+    )
+    nonce_rotation: Rotation = Field(
+        default=1800.0, description="age at which a nonce key is replaced; with twice `horizon` at most 1h"
+    )
+    tor_rotation: Seconds = Field(
+        default=86400.0, ge=60.0, description="age at which keys shared by replicas and ToRs are replaced"
+    )
     cookie_rotation: Seconds = Field(
         default=43200.0,
         ge=60.0,
         le=86400.0,
-        description="cookie keys of stateless TCP; a cookie is valid for one to two rotations",
+        description="age at which cookie keys of stateless TCP are replaced; each is valid for one to two rotations",
     )
     ticket_rotation: Seconds = Field(
-        default=3600.0, ge=60.0, le=43200.0, description="keys of TLS session tickets, valid for one to two rotations"
+        default=3600.0,
+        ge=60.0,
+        le=43200.0,
+        description="age at which keys of TLS session tickets are replaced; a ticket is valid for one to two rotations",
     )
-    horizon: Annotated[Seconds, within(*limits.HORIZON_S)] = 4.0
-    resume: Seconds = 86400.0
+    horizon: Annotated[Seconds, within(*limits.HORIZON_S)] = Field(
+        default=4.0,
+        description="age up to which a continuation is fresh; replays are remembered for as long; at most 4s",
+    )
+    resume: Seconds = Field(
+        default=86400.0,
+        description="time for which a client may be silent and still resume; retired seal keys live so long",
+    )
 
     @model_validator(mode="after")
     def _sane(self) -> Keys:
@@ -378,98 +400,12 @@ class Keys(Model):
 
 class Mute(Model):
     """When a replica that sends heartbeats but no responses counts as mute, and whether to exclude
-    it then (mute.py).
+    it then (docs/control-plane.md).
     """
 
     after: Seconds = Field(default=5.0, ge=1.0, le=3600.0, description="time without any response from it")
     requests: int = Field(default=100, ge=10, le=1_000_000, description="requests in that time, at least")
     exclude: bool = Field(default=False, description="send no new requests to a mute replica, unless no other is live")
-
-
-def is_local(address: str) -> bool:
-    """Whether an address `unix:PATH` or HOST:PORT can be reached only from this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-UserName = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$")]
-ListenAddress = Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
-
-
-class Listen(Model):
-    """Listeners, `unix:PATH` or HOST:PORT. TCP beyond loopback needs TLS, the API also tokens."""
-
-    agents: ListenAddress = "unix:/run/rivulet/agents.sock"
-    agents_group: str | None = Field(
-        default=None,
-        pattern=r"^[a-z_][a-z0-9_-]{0,31}$",
-        description="group whose members may also open the agents' Unix socket",
-    )
-    agents_users: dict[UserName, tuple[Name, ...]] = Field(
-        default_factory=dict,
-        description="by user, the replicas as which its processes may register over the Unix socket; root and the"
-        " controller's own user may register as any",
-    )
-    agents_tls: Tls | None = None
-    api: ListenAddress = "127.0.0.1:8080"
-    api_tls: ServerTls | None = None
-    api_token_file: File | None = Field(
-        default=None, description="tokens of the API's users, one NAME:ROLE:TOKEN a line"
-    )
-    control: str | None = Field(
-        default=None,
-        pattern=r"^unix:[^\x00]+$",
-        max_length=MAX_ENDPOINT,
-        description="the API for this machine's operators",
-    )
-    lab: bool = Field(default=False, description="allow the page to kill replicas by their `kill_command`")
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Listen:
-        if self.agents_group is not None and not self.agents.startswith("unix:"):
-            raise ValueError("agents_group: only a Unix socket has a group; over TCP, agents_tls authenticates agents")
-        if self.agents_users and self.agents_group is None:
-            raise ValueError("agents_users: also set agents_group, the group whose members may open the socket")
-        if self.agents_group is not None and not self.agents_users:
-            raise ValueError(
-                "agents_group: list in agents_users the replicas as which each user may register, as in"
-                " `agents_users: {rivulet-replica: [r1]}`"
-            )
-        if not self.agents.startswith("unix:") and self.agents_tls is None:
-            raise ValueError(
-                "agents: an agent receives its replica's keys, so over TCP it needs agents_tls, on loopback too"
-            )
-        if not is_local(self.api) and self.api_token_file is None:
-            raise ValueError("api: an address beyond loopback needs api_token_file")
-        if not is_local(self.api) and self.api_tls is None:
-            raise ValueError("api: an address beyond loopback needs api_tls, since tokens cross it")
-        return self
-
-
-class Etcd(Model):
-    """The etcd cluster in which several controllers keep their state; the holder of the lease
-    leads.
-    """
-
-    endpoints: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = Field(min_length=1)
-    prefix: str = Field(default="/rivulet/", pattern=r"^/[a-z0-9/_-]*/$")
-    lease: Seconds = Field(
-        default=3.0, ge=1.0, le=60.0, description="time without renewal after which another controller may lead"
-    )
-    tls: Tls | None = None
-
-    @model_validator(mode="after")
-    def _guarded(self) -> Etcd:
-        for endpoint in self.endpoints:
-            scheme, _, place = endpoint.partition("://")
-            if scheme == "http" and not is_local(place if ":" in place.rpartition("]")[2] else f"{place}:2379"):
-                raise ValueError(f"endpoints: keys would cross {endpoint} in the clear: use https beyond loopback")
-        return self
 
 
 SKETCH_MBPS = 769
@@ -480,16 +416,18 @@ full frame (1,538 bytes on the wire)."""
 class Config(Model):
     """The whole rack's description."""
 
-    switches: tuple[SwitchConfig, ...] = Field(min_length=1)
-    replicas: tuple[Replica, ...] = Field(min_length=1)
-    services: tuple[Service, ...] = Field(min_length=1)
-    keys: Keys = Keys()
-    mute: Mute = Mute()
+    switches: tuple[SwitchConfig, ...] = Field(min_length=1, description="the ToRs")
+    replicas: tuple[Replica, ...] = Field(min_length=1, description="the server machines")
+    services: tuple[Service, ...] = Field(min_length=1, description="what the replicas serve")
+    keys: Keys = Field(default=Keys(), description="lifetimes of keys")
+    mute: Mute = Field(default=Mute(), description="replicas that send heartbeats but no responses")
     checks: Literal["tor", "host"] = Field(
         default="tor", description="who checks requests: ToR and replicas, or replicas"
     )
-    listen: Listen = Listen()
-    state: File = Path("/var/lib/rivulet/controller.db")
+    listen: Listen = Field(default=Listen(), description="where the controller listens")
+    state: File = Field(
+        default=Path("/var/lib/rivulet/controller.db"), description="file of the keys, decisions and numbers, mode 0600"
+    )
     etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")
 
     @model_validator(mode="after")

@@ -23,10 +23,11 @@ import uvicorn
 from . import agents as agent_service
 from .api import make_app
 from .audit import Audit
-from .config import Config, ConfigError, Etcd, is_local
+from .config import Config, ConfigError
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .http_connection import CONNECTIONS_MAX, HttpConnection
+from .listen_config import Etcd, is_local
 from .names import NamesError
 from .private_file import require_private
 from .rack_file import load_with_text, read_text
@@ -55,12 +56,18 @@ EXPECTED = (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSErr
 traceback."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(prog="rivulet-controller", description="The control plane of a Rivulet rack.")
+    found.add_argument("file", type=Path, help="the rack's configuration (YAML)")
+    levels = ["debug", "info", "warning", "error"]
+    found.add_argument("--log", default="info", choices=levels, help="lowest level of the log, on standard error")
+    return found
+
+
 def main() -> None:
     """Entry point. Exit codes: 0 ended by a signal, 1 cannot start, 2 wrong usage."""
-    parser = argparse.ArgumentParser(prog="rivulet-controller", description="Rivulet's control plane.")
-    parser.add_argument("file", type=Path, help="the rack's configuration (YAML)")
-    parser.add_argument("--log", default="info", choices=["debug", "info", "warning", "error"])
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     logging.basicConfig(
         level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )

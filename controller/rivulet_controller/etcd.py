@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from .config import Etcd
+from .listen_config import Etcd
 from .private_file import require_private
 from .store import StoreError
 from .switch import SwitchError

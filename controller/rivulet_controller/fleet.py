@@ -19,10 +19,11 @@ from typing import Any
 
 from .agents import Agent
 from .clock import RackClock
-from .config import SwitchConfig, is_local
+from .config import SwitchConfig
 from .desired import Fragment
 from .health import Health
 from .limits import IPAddress
+from .listen_config import is_local
 from .names import Names, program_of
 from .neighbours import parse_reply, request_frame, source_address
 from .numbers import Tor, tor_of

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from . import limits
 from .model import Model
-from .values import ReplicaFile
+from .values import Form, ReplicaFile
 
 
 def _local_server(value: Any) -> Any:
@@ -25,8 +25,8 @@ def _local_server(value: Any) -> Any:
 class Certificate(Model):
     """PEM files on each replica: a certificate with its intermediate ones, and its private key."""
 
-    certificate: ReplicaFile
-    key: ReplicaFile
+    certificate: ReplicaFile = Field(description="the certificate and the intermediate ones, in this order")
+    key: ReplicaFile = Field(description="its private key, which no other users may read")
 
 
 Forwarded = Literal["headers", "proxy", "none"]
@@ -42,7 +42,7 @@ class ServiceTls(Model):
         max_length=limits.CERTIFICATES,
         description="chosen by the name that a client asks for; the first is for other clients",
     )
-    server: Annotated[str, BeforeValidator(_local_server)] = Field(
+    server: Annotated[str, BeforeValidator(_local_server), Form("`ADDRESS:PORT`")] = Field(
         default="127.0.0.1:80", description="the server of plain HTTP on each replica"
     )
     forwarded: Forwarded = Field(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from .config import ServerTls, Tls
+from .listen_config import ServerTls, Tls
 from .private_file import require_private
 
 log = logging.getLogger("rivulet.tls")

@@ -5,6 +5,7 @@ allowed form.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,15 @@ MAX_SECONDS = 366 * 86400.0
 
 MIN_ROTATION_S = 0.1
 """Shortest rotation: each takes a round of the controller's loop, and an epoch has 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the rack's file writes a value, in words of the configuration reference
+    (scripts/reference).
+    """
+
+    text: str
 
 
 def _mac(value: Any) -> Any:
@@ -57,24 +67,33 @@ def duration(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def within(low: float, high: float) -> AfterValidator:
-    """A duration from `low` to `high`, compared in whole microseconds as switches and agents
-    receive it.
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A validator of a duration from `low` to `high` seconds, compared in whole microseconds as
+    switches and agents receive it.
     """
 
-    def check(value: float) -> float:
-        if not round(low * 1e6) <= round(value * 1e6) <= round(high * 1e6):
-            raise ValueError(f"{duration(value)} is not within {duration(low)} to {duration(high)}")
+    low: float
+    high: float
+
+    def __call__(self, value: float) -> float:
+        if not round(self.low * 1e6) <= round(value * 1e6) <= round(self.high * 1e6):
+            raise ValueError(f"{duration(value)} is not within {duration(self.low)} to {duration(self.high)}")
         return value
 
-    return AfterValidator(check)
+
+def within(low: float, high: float) -> AfterValidator:
+    """A duration from `low` to `high` seconds."""
+    return AfterValidator(Within(low, high))
 
 
-Mac = Annotated[str, BeforeValidator(_mac)]
-HostAddress = Annotated[IPAddress, BeforeValidator(limits.host_address)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Mac = Annotated[str, BeforeValidator(_mac), Form("MAC address, in quotes")]
+HostAddress = Annotated[IPAddress, BeforeValidator(limits.host_address), Form("IP address")]
+Seconds = Annotated[
+    float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False), Form("duration")
+]
 Rotation = Annotated[Seconds, within(MIN_ROTATION_S, MAX_SECONDS)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"), Form("name")]
 PortNumber = Annotated[int, Field(ge=1, le=509)]
 VlanId = Annotated[int, Field(ge=1, le=4094)]
 
@@ -92,7 +111,7 @@ def _path(value: Any) -> Any:
     return value
 
 
-File = Annotated[Path, BeforeValidator(_path)]
+File = Annotated[Path, BeforeValidator(_path), Form("path")]
 
 
 def _replica_file(value: Any) -> Any:
@@ -104,7 +123,7 @@ def _replica_file(value: Any) -> Any:
     return value
 
 
-ReplicaFile = Annotated[str, BeforeValidator(_replica_file)]
+ReplicaFile = Annotated[str, BeforeValidator(_replica_file), Form("absolute path on each replica")]
 
 
 def port_of(address: str) -> str:
@@ -112,3 +131,8 @@ def port_of(address: str) -> str:
     if not address.startswith("unix:") and int(address.rpartition(":")[2]) > 65535:
         raise ValueError(f"{address!r}: the highest port is 65535")
     return address
+
+
+Endpoint = Annotated[
+    str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of), Form("`unix:PATH` or `HOST:PORT`")
+]

@@ -20,8 +20,8 @@ from harness import rack, until
 from sample_rack import NAMES, RACK
 
 from rivulet_controller.client import ApiError, Client
-from rivulet_controller.config import Etcd
 from rivulet_controller.etcd import EtcdClient, EtcdStore, Leadership
+from rivulet_controller.listen_config import Etcd
 from rivulet_controller.store import StoreError
 from rivulet_controller.switch import SwitchError
 from rivulet_lab import Lab

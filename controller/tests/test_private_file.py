@@ -10,8 +10,9 @@ import pytest
 from certificates import Authority
 
 from rivulet_controller import cli
-from rivulet_controller.config import Etcd, ServerTls, SwitchConfig, Tls
+from rivulet_controller.config import SwitchConfig
 from rivulet_controller.etcd import EtcdClient
+from rivulet_controller.listen_config import Etcd, ServerTls, Tls
 from rivulet_controller.private_file import require_private
 from rivulet_controller.rights import Tokens
 from rivulet_controller.switch import SwitchError, SwitchLink

@@ -20,8 +20,8 @@ from test_api import served
 
 from rivulet_controller import daemon
 from rivulet_controller.client import ApiError, Client
-from rivulet_controller.config import Etcd, Tls
 from rivulet_controller.etcd import EtcdClient
+from rivulet_controller.listen_config import Etcd, Tls
 from rivulet_controller.store import StoreError
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")

@@ -18,8 +18,9 @@ from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
 from rivulet_controller.admission import ByCertificate
-from rivulet_controller.config import ConfigError, Tls
+from rivulet_controller.config import ConfigError
 from rivulet_controller.controller import Controller
+from rivulet_controller.listen_config import Tls
 from rivulet_controller.rack_file import parse
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.tls import server_credentials

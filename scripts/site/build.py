@@ -28,11 +28,12 @@ import links  # noqa: E402
 ROOT = links.ROOT
 SITE = ROOT / "build" / "site"
 PAGES = SITE / "pages"
+REFERENCE = ROOT / "build" / "reference"
 REQUIREMENTS = HERE / "requirements.txt"
 
 
 def copy_pages() -> None:
-    """Copies the pages and what they link to, in place of earlier copies."""
+    """Copies the pages and what they link to, in place of earlier copies, and adds the generated reference."""
     shutil.rmtree(PAGES, ignore_errors=True)
     wanted = {name for name in links.files(ROOT) if name.endswith(".md")}
     for page in tuple(wanted):
@@ -44,6 +45,9 @@ def copy_pages() -> None:
         copy = PAGES / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, copy)
+    reference = [str(ROOT / ".venv" / "bin" / "python"), str(HERE.parent / "reference"), str(REFERENCE)]
+    subprocess.run(reference, check=True)
+    shutil.copytree(REFERENCE / "pages", PAGES / "docs" / "reference")
     for name in ("site.css", "iframe-worker.js"):
         shutil.copyfile(HERE / name, PAGES / name)
 

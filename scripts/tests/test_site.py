@@ -36,6 +36,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     found = named(YAML(typ="safe").load(ROOT / "scripts" / "site" / "mkdocs.yml")["nav"])
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     pages = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    found = [page for page in found if not page.startswith("docs/reference/")]
     assert sorted(found) == sorted(page for page in pages if (ROOT / page).exists())
 
 
