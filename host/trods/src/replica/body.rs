@@ -114,13 +114,15 @@ impl Body {
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
             let mut wakes = vec![self.shared.wake.as_fd()];
             wakes.extend(self.terminators.descriptors());
-            match self.names.as_ref().map(Names::wait) {
+            let of_terminators = 1..wakes.len();
+            let ready = match self.names.as_ref().map(Names::wait) {
                 Some((told, longest)) => {
                     wakes.push(told);
-                    self.watch.wait(pause.min(longest), &wakes);
+                    self.watch.wait(pause.min(longest), &wakes)
                 }
                 None => self.watch.wait(pause, &wakes),
-            }
+            };
+            self.terminators.note_ready(ready[of_terminators].contains(&true));
             // Empties the eventfd. The number of wake-ups in it is irrelevant.
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
             if let Err(e) = self.turn() {

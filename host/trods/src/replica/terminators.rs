@@ -16,6 +16,8 @@ use crate::terminator::{Door, Reply, Request};
 pub(super) struct Terminators {
     door: Option<Door>,
     messages: Vec<Request>,
+    /// The last wait found something to take.
+    is_ready: bool,
     adopted: u64,
     refused: u64,
 }
@@ -33,6 +35,12 @@ impl Terminators {
         self.door.iter().flat_map(Door::descriptors)
     }
 
+    /// Whether one of the [descriptors](Self::descriptors) was readable after the last wait. Without this, each wake-up of
+    /// the thread would cost a system call for each terminator, also where all traffic is plain HTTP.
+    pub fn note_ready(&mut self, is_ready: bool) {
+        self.is_ready = is_ready;
+    }
+
     /// Connections that were handed to terminators, and those of them that no terminator could continue.
     pub fn counts(&self) -> (u64, u64) {
         (self.adopted, self.refused)
@@ -45,7 +53,7 @@ impl Terminators {
         watch: &mut Watch<K>,
     ) -> Result<(), HoldError> {
         let Some(door) = &mut self.door else { return Ok(()) };
-        if door.take(watch.services().any(closed), &mut self.messages) {
+        if std::mem::take(&mut self.is_ready) && door.take(watch.services().any(closed), &mut self.messages) {
             watch.set_terminated(door.ports());
         }
         for message in self.messages.drain(..) {

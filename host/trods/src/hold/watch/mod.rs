@@ -282,8 +282,8 @@ impl<K: Keeper> Watch<K> {
         self.services.get(service).is_some_and(|service| service.may_send(&self.leases))
     }
 
-    /// Waits for an event, or until one of `wakes` is readable, for at most `longest`.
-    pub fn wait(&self, longest: Duration, wakes: &[BorrowedFd<'_>]) {
+    /// Waits for an event, or until one of `wakes` is readable, for at most `longest`. Returns which of them are.
+    pub fn wait(&self, longest: Duration, wakes: &[BorrowedFd<'_>]) -> Vec<bool> {
         let asked =
             self.due.peek().map(|Reverse((due, _))| Duration::from_millis(due.saturating_sub(now_ms())));
         let store = self.keeper.deadline().map(|at| at.saturating_duration_since(Instant::now()));
@@ -300,6 +300,7 @@ impl<K: Keeper> Watch<K> {
             .collect();
         // A signal may end the wait early, which is harmless.
         let _ = poll(&mut set, Timespec::try_from(pause).ok().as_ref());
+        set[set.len() - wakes.len()..].iter().map(|fd| !fd.revents().is_empty()).collect()
     }
 
     /// Processes events and actions; `parked` gets packets of parked connections
