@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, TimeLimits};
+use rivulet_terminator::{Certificate, Config, FIRST_ATTACH, Files, Forwarded, Terminator, TimeLimits};
 
 use crate::agent::tls_door;
 use crate::process::{hide_memory, raise_descriptors, stop_on_signals, stopped, tell_ready};
 use crate::serve::metrics;
-use crate::tls_services::{self, Bounds};
+use crate::tls_services::{self, Bounds, Door};
 
 /// Interval of checks whether the process should end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -123,6 +123,7 @@ impl TlsArgs {
             workers: self.workers(),
             observer: None,
             agent: self.agent.as_deref().map(tls_door),
+            agent_patience: FIRST_ATTACH,
         })
     }
 }
@@ -140,7 +141,7 @@ pub fn run(args: &TlsArgs) -> anyhow::Result<()> {
         let (connections, workers) = (args.connections as usize, args.workers());
         return tls_services::run(
             agent,
-            Bounds { connections, workers, metrics: args.metrics, door: tls_door(agent) },
+            Bounds { connections, workers, metrics: args.metrics, door: Door::new(tls_door(agent)) },
         );
     }
     let terminator = Terminator::start(args.config()?)?;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rivulet_agent::{TerminatorChannel, TlsService, TlsStatus};
 use rivulet_server::service;
 use rivulet_terminator::{
-    Certificate, Config, Counters, Files, Forwarded, Terminator, TicketKey, TimeLimits,
+    Certificate, Config, Counters, FIRST_ATTACH, Files, Forwarded, Terminator, TicketKey, TimeLimits,
 };
 
 use crate::process::{stopped, tell_ready};
@@ -25,13 +25,34 @@ const RETRY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What each terminator may use, and where their counters are served.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Bounds {
     pub(crate) connections: usize,
     pub(crate) workers: usize,
     pub(crate) metrics: Option<SocketAddr>,
-    /// The agent's socket for states of connections.
-    pub(crate) door: PathBuf,
+    pub(crate) door: Door,
+}
+
+/// The agent's socket for states of connections. There is none while no service has `plain: trods`.
+#[derive(Debug)]
+pub(crate) struct Door {
+    path: PathBuf,
+    was_awaited: bool,
+}
+
+impl Door {
+    pub(crate) fn new(path: PathBuf) -> Door {
+        Door { path, was_awaited: false }
+    }
+
+    /// For how long a service that starts now awaits it. A process that starts with its agent awaits it once, and not again
+    /// for each service.
+    fn patience(&mut self) -> Duration {
+        if std::mem::replace(&mut self.was_awaited, true) && !self.path.exists() {
+            return Duration::ZERO;
+        }
+        FIRST_ATTACH
+    }
 }
 
 /// A service and its terminator.
@@ -47,7 +68,7 @@ struct Served {
 type Pages = Arc<Mutex<Vec<(String, Arc<Counters>)>>>;
 
 /// Serves until a signal asks the process to end.
-pub(crate) fn run(agent: &Path, bounds: Bounds) -> anyhow::Result<()> {
+pub(crate) fn run(agent: &Path, mut bounds: Bounds) -> anyhow::Result<()> {
     let channel = TerminatorChannel::start(agent)?;
     let pages = Pages::default();
     if let Some(address) = bounds.metrics {
@@ -62,7 +83,7 @@ pub(crate) fn run(agent: &Path, bounds: Bounds) -> anyhow::Result<()> {
             replace(&mut served, services);
         }
         for of in served.values_mut() {
-            of.start(&bounds);
+            of.start(&mut bounds);
         }
         *pages.lock() = served.values().filter_map(Served::page).collect();
         channel.set_status(served.values_mut().map(|of| of.status()).collect());
@@ -125,7 +146,7 @@ impl Served {
     }
 
     /// Starts the terminator if it does not run.
-    fn start(&mut self, bounds: &Bounds) {
+    fn start(&mut self, bounds: &mut Bounds) {
         if self.terminator.as_ref().is_some_and(Terminator::has_failed) {
             self.terminator = None;
         }
@@ -175,7 +196,7 @@ impl Served {
     }
 }
 
-fn config(service: &TlsService, bounds: &Bounds) -> Config {
+fn config(service: &TlsService, bounds: &mut Bounds) -> Config {
     Config {
         listen: service.sockets.clone(),
         server: service.tls.server,
@@ -189,7 +210,8 @@ fn config(service: &TlsService, bounds: &Bounds) -> Config {
         limits: TimeLimits::default(),
         workers: bounds.workers,
         observer: None,
-        agent: Some(bounds.door.clone()),
+        agent: Some(bounds.door.path.clone()),
+        agent_patience: bounds.door.patience(),
     }
 }
 
@@ -232,6 +254,15 @@ fn metrics_page(services: &[(String, Arc<Counters>)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn absent_door_is_awaited_once_and_present_one_always() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut door = Door::new(folder.path().join("agent.sock.tls"));
+        assert_eq!([door.patience(), door.patience()], [FIRST_ATTACH, Duration::ZERO]);
+        std::fs::write(&door.path, "").unwrap();
+        assert_eq!(door.patience(), FIRST_ATTACH);
+    }
 
     #[test]
     fn metrics_of_two_services_have_one_head_each() {

@@ -64,8 +64,8 @@ use worker::Worker;
 
 /// Length of the listen queue.
 const BACKLOG: i32 = 1024;
-/// How long to wait for the agent before clients are accepted.
-const FIRST_ATTACH: Duration = Duration::from_millis(500);
+/// How long to wait for the agent before clients are accepted, unless the caller knows that there is none.
+pub const FIRST_ATTACH: Duration = Duration::from_millis(500);
 /// Interval at which the files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
 
@@ -90,6 +90,8 @@ pub struct Config {
     pub observer: Option<Arc<dyn Observer>>,
     /// Socket of the agent that protects the connections of TLS 1.3.
     pub agent: Option<PathBuf>,
+    /// How long to wait for the agent before clients are accepted: connections that begin before are not protected.
+    pub agent_patience: Duration,
 }
 
 /// Why a terminator cannot start.
@@ -136,7 +138,7 @@ impl Terminator {
         let link = config.agent.map(start).transpose()?;
         if let Some(attached) = &link {
             // A connection that begins before would not be protected.
-            attached.link.wait_for_agent(FIRST_ATTACH);
+            attached.link.wait_for_agent(config.agent_patience);
         }
         let listeners = config
             .listen

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, TimeLimits};
+use rivulet_terminator::{Certificate, Config, FIRST_ATTACH, Files, Forwarded, Terminator, TimeLimits};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
@@ -109,6 +109,7 @@ fn config(files: Files, server: SocketAddr) -> Config {
         workers: 2,
         observer: None,
         agent: None,
+        agent_patience: FIRST_ATTACH,
     }
 }
 
