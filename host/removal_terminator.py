@@ -91,6 +91,18 @@ REMOVALS: dict[str, Removal] = {
         "",
         "https:protect::unsafe_request_waits_until_protection_end_is_stored",
     ),
+    "tls-server-away": terminator(
+        "relay.rs",
+        "if !round.is_protected || waited > PATIENCE",
+        "if waited >= Duration::ZERO || waited > PATIENCE",
+        "https:protect::request_waits_for_a_server_that_is_started_again",
+    ),
+    "tls-server-storm": terminator(
+        "relay.rs",
+        "RETRY.max(waited / 4)",
+        "Duration::ZERO",
+        "https:protect::request_waits_for_a_server_that_ends_before_its_response",
+    ),
     "tls-one-record": terminator(
         "handshake.rs",
         "let mut rest = record;",

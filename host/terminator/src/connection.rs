@@ -17,7 +17,7 @@ use crate::exchange::Progress;
 use crate::handshake::{Failure, Handshake};
 use crate::limits::TimeLimits;
 use crate::protect::Protection;
-use crate::relay::{CLIENT_INPUT_BYTES, Context, Open};
+use crate::relay::{CLIENT_INPUT_BYTES, Context, Open, Round};
 use crate::resume::Resume;
 use crate::socket::Socket;
 
@@ -333,7 +333,9 @@ impl Connection {
                     return Err(ErrorKind::ConnectionAborted.into());
                 }
             }
-            let step = open.step(context, &mut self.output, self.peer, self.local, may_take)?;
+            let is_protected = self.protection.as_ref().is_some_and(Protection::is_active);
+            let round = Round { now, may_take, is_protected };
+            let step = open.step(context, &mut self.output, (self.peer, self.local), round)?;
             if let (Some(protection), Some(records)) = (&mut self.protection, open.channel.records_mut()) {
                 protection.send(records);
             }

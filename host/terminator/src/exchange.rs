@@ -140,7 +140,7 @@ impl Exchange {
     }
 
     /// Whether the request may be sent again on another connection to the server.
-    fn is_repeatable(&self) -> bool {
+    pub(crate) fn is_repeatable(&self) -> bool {
         !self.repeatable.is_empty() && self.awaits_head()
     }
 
@@ -224,8 +224,17 @@ impl Exchange {
     }
 
     /// Appends the head that must be sent again on a new connection to the server.
-    pub(crate) fn repeat_request(&mut self, server: &mut Output) {
+    pub(crate) fn put_request(&mut self, server: &mut Output) {
         server.bytes().extend_from_slice(&self.repeatable);
+        if let ReplyPhase::Head { scanned, .. } = &mut self.reply {
+            // Of the former connection's bytes.
+            *scanned = 0;
+        }
+    }
+
+    /// As [`put_request`](Self::put_request), for the last time.
+    pub(crate) fn repeat_request(&mut self, server: &mut Output) {
+        self.put_request(server);
         // Only one repetition: a second failure is not caused by an old connection.
         self.repeatable.clear();
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rivulet_pktio::begin_connection;
 use rustix::event::epoll::{self, EventData};
@@ -23,6 +24,11 @@ use crate::state::Observer;
 pub(crate) const CLIENT_INPUT_BYTES: usize = 32 << 10;
 /// Bytes that are read from the server at a time.
 const SERVER_INPUT_BYTES: usize = 64 << 10;
+/// Shortest pause after an attempt that did not reach the server.
+pub(crate) const RETRY: Duration = Duration::from_millis(50);
+/// For how long requests of protected connections are repeated: the time in which a server is restarted, or the replica is
+/// excluded for its lack of one and another adopts the connection.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Parts of a worker that its connections use.
 pub(crate) struct Context<'a> {
@@ -69,6 +75,25 @@ pub(crate) struct Open {
     pub(crate) server: Option<Server>,
     /// Whether the server cut a response whose rest can be requested again.
     pub(crate) is_interrupted: bool,
+    /// The server is away while the client waits for a response.
+    away: Option<Away>,
+}
+
+/// Attempts to reach a server that is away.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    since: Instant,
+    retry_at: Instant,
+}
+
+/// What a turn of an open connection may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round {
+    pub(crate) now: Instant,
+    /// The next request may go to the server.
+    pub(crate) may_take: bool,
+    /// Another replica could continue the connection.
+    pub(crate) is_protected: bool,
 }
 
 impl Open {
@@ -81,7 +106,30 @@ impl Open {
             to_server: Output::default(),
             server: None,
             is_interrupted: false,
+            away: None,
         }
+    }
+
+    /// The time of the next attempt to reach the server.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.away.filter(|_| self.server.is_none()).map(|away| away.retry_at)
+    }
+
+    /// Puts the request off until the next attempt. False if it cannot be repeated, or was for too long.
+    fn put_off(&mut self, round: Round) -> bool {
+        let since = self.away.map_or(round.now, |away| away.since);
+        let waited = round.now.saturating_duration_since(since);
+        // The first failure may be that of a connection which the server has closed meanwhile. A server that ends at this
+        // request must not get it twenty times a second.
+        let pause = if self.away.is_none() { Duration::ZERO } else { RETRY.max(waited / 4) };
+        if !round.is_protected || waited > PATIENCE || !self.exchange.is_repeatable() {
+            self.away = None;
+            return false;
+        }
+        self.away = Some(Away { since, retry_at: round.now + pause });
+        (self.server, self.to_server) = (None, Output::default());
+        self.exchange.put_request(&mut self.to_server);
+        true
     }
 
     /// Decrypts the client's records. Returns whether the client has closed its direction.
@@ -95,9 +143,8 @@ impl Open {
         &mut self,
         context: &Context<'_>,
         output: &mut Output,
-        peer: SocketAddr,
-        local: SocketAddr,
-        may_take: bool,
+        (peer, local): (SocketAddr, SocketAddr),
+        round: Round,
     ) -> io::Result<(bool, Progress)> {
         let mut changed = false;
         // Between two requests, the server must not send: its bytes would become the response to
@@ -115,7 +162,7 @@ impl Open {
         let before = self.data.len();
         // A request that must not be executed twice waits until the protection has ended, so that
         // no other replica can continue the connection.
-        if !may_take {
+        if !round.may_take {
             return Ok((changed, Progress::Open));
         }
         if let Err(status) = self.exchange.take_request(&mut self.data, &mut self.to_server) {
@@ -132,9 +179,15 @@ impl Open {
             }
         }
         if self.exchange.needs_server() && self.server.is_none() {
+            if self.retry_at().is_some_and(|at| round.now < at) {
+                return Ok((changed, Progress::Open));
+            }
             match connect_server(context, peer, local, self.to_server.bytes()) {
                 Ok(server) => self.server = Some(server),
                 Err(error) => {
+                    if self.put_off(round) {
+                        return Ok((true, Progress::Open));
+                    }
                     tracing::warn!(%error, server = %context.server, "the server cannot be reached");
                     self.exchange.events.bad_responses += 1;
                     return Ok((true, self.exchange.replace_reply(502, &mut self.channel, output)));
@@ -170,14 +223,22 @@ impl Open {
         let mut progress = self.exchange.take_reply(&mut server.input, &mut self.channel, output);
         changed |= server.input.len() != before || output.len() != sealed;
         server.is_reused |= self.exchange.is_idle();
+        if !self.exchange.awaits_head() {
+            self.away = None;
+        }
         let Some(end) = server.end else { return Ok((changed, progress)) };
         if progress == Progress::Open && output.len() < MAX_OUTPUT_BYTES {
+            let is_reused = server.is_reused;
+            if self.put_off(round) {
+                return Ok((true, Progress::Open));
+            }
+            let Some(server) = &mut self.server else { return Ok((true, Progress::Open)) };
             progress = match end {
                 // A reset in the middle of a response is not the response's end.
                 ServerEnd::Failed if !self.exchange.awaits_head() && self.exchange.needs_server() => {
                     Progress::Abort
                 }
-                _ => self.exchange.end_of_server(server.is_reused, &server.input, &mut self.channel, output),
+                _ => self.exchange.end_of_server(is_reused, &server.input, &mut self.channel, output),
             };
             self.is_interrupted = progress == Progress::Abort && self.exchange.is_in_records();
             self.server = None;

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rivulet_tls::{Answers, PlanError, Resumption, Source, State};
 
@@ -11,12 +11,7 @@ use crate::buffer::Output;
 use crate::channel::Records;
 use crate::exchange::MAX_OUTPUT_BYTES;
 use crate::head::{Forwarded, find_end, forward_request};
-use crate::relay::{Context, Server, connect_server};
-
-/// Pause after an attempt that did not reach the server.
-const RETRY: Duration = Duration::from_millis(50);
-/// How long requests to the server are repeated: long enough for its restart.
-const PATIENCE: Duration = Duration::from_secs(3);
+use crate::relay::{Context, PATIENCE, RETRY, Server, connect_server};
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -95,7 +95,11 @@ impl Connection {
     /// Sets the time of the next timer check: once after an event, and again while the protection
     /// waits for a timer.
     pub(super) fn set_look(&mut self, now: Instant, is_look: bool) {
-        let retry = if let Stage::Resume(resume) = &self.stage { resume.0.retry_at() } else { None };
+        let retry = match &self.stage {
+            Stage::Resume(resume) => resume.0.retry_at(),
+            Stage::Open(open) => open.retry_at(),
+            _ => None,
+        };
         let is_interrupted = matches!(&self.stage, Stage::Open(open) if open.is_interrupted);
         let protection = self.protection.as_ref();
         let look = protection.filter(|protection| !is_look || is_interrupted || protection.is_busy());

@@ -16,6 +16,7 @@ struct State {
     stop: AtomicBool,
     connections: AtomicUsize,
     requests: AtomicUsize,
+    dropped: AtomicUsize,
 }
 
 pub struct Backend {
@@ -79,6 +80,11 @@ fn serve(stream: &TcpStream, state: &State) -> io::Result<()> {
         }
         state.requests.fetch_add(1, Ordering::Relaxed);
         served += 1;
+        // So many times it ends before the answer.
+        let drops = head.split_once("/drop/").and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+        if drops.is_some_and(|drops: usize| state.dropped.fetch_add(1, Ordering::Relaxed) < drops) {
+            return Ok(());
+        }
         if !answer(stream, &mut reader, &head, served)? {
             return Ok(());
         }

@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rivulet_terminator::Config;
 use rivulet_tls::{Resumption, Source, State};
 use rivulet_trods::record::Body;
 use rivulet_trods::terminator::{Door, Reply, Request};
 use rivulet_trods::{Asked, Reason, Record, StoreOutcome};
 
 use crate::backend::content;
-use crate::{PATIENCE, Rig, get, read_response};
+use crate::{PATIENCE, Rig, get, read_head, read_response};
 
 /// The messages that the agent received, and how it answers.
 #[derive(Debug, Default)]
@@ -99,11 +100,18 @@ impl Drop for Agent {
 }
 
 fn rig() -> (Rig, Agent) {
+    rig_with(|_| ())
+}
+
+fn rig_with(change: impl FnOnce(&mut Config)) -> (Rig, Agent) {
     let address: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("door");
     let agent = Agent::open(&path, address.port());
-    let rig = Rig::with(|config| (config.listen, config.agent) = (vec![address], Some(path)));
+    let rig = Rig::with(|config| {
+        (config.listen, config.agent) = (vec![address], Some(path));
+        change(config);
+    });
     (rig, agent)
 }
 
@@ -170,6 +178,31 @@ fn unsafe_request_waits_until_protection_end_is_stored() {
     assert_eq!(get(&mut stream, "/7").1, content(7));
     let totals = rig.terminator.counters().totals();
     assert_eq!((totals.protected, totals.unprotected), (1, BTreeMap::from([("method", 1)])));
+}
+
+#[test]
+fn request_waits_for_a_server_that_ends_before_its_response() {
+    let (rig, _agent) = rig();
+    let mut stream = rig.connect();
+    assert!(get(&mut stream, "/drop/3").0.starts_with("HTTP/1.1 200 "));
+    assert_eq!(rig.backend.requests(), 4);
+    // A server that ends at each request does not get it for ever.
+    assert!(get(&mut stream, "/drop/100000").0.starts_with("HTTP/1.1 502 "));
+    assert!(rig.backend.requests() < 40, "{} requests", rig.backend.requests());
+}
+
+#[test]
+fn request_waits_for_a_server_that_is_started_again() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (rig, _agent) = rig_with(|config| config.server = server);
+    let mut stream = rig.connect();
+    stream.write_all(b"GET /5 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    rig.wait_for("rivulet_tls_requests_total", 1);
+    let listener = TcpListener::bind(server).unwrap();
+    let (mut connection, _) = listener.accept().unwrap();
+    assert!(read_head(&mut connection).starts_with("GET /5 HTTP/1.1\r\n"));
+    connection.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").unwrap();
+    assert_eq!(read_response(&mut stream).1, b"hello");
 }
 
 #[test]
