@@ -180,7 +180,7 @@ def page(found: list[Section]) -> str:
     """The page of the site."""
     text = f"# Configuration of a rack\n\n{ABOUT}\n\n{FORMS}\n\n"
     text += "An example is [controller/examples/rack.yaml](../../controller/examples/rack.yaml). This page is made\n"
-    text += "from the program by `make reference`; `man rivulet-rack` shows the same.\n"
+    text += "from the program by `make reference`.\n"
     for section in found:
         name = f"`{section.title}`" if section.title != "The file" else section.title
         text += f"\n## {name}\n\n{_linked(section.about)}\n"
