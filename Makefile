@@ -142,7 +142,7 @@ setup-audio: setup # ffmpeg
 	@scripts/setup.sh --audio
 
 demo-stateless: setup-browser
-demo-trods: setup-trods
+demo-tls demo-trods: setup-trods
 demo-upgrade: setup-trods
 demo-cm: setup-audio
 .PHONY: demo-tiny
