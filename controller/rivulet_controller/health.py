@@ -139,7 +139,8 @@ class Health:
         sample.heartbeats = {cell: ready + sample.unready.get(cell, 0) for cell, ready in sample.heartbeats.items()}
         answers = await link.counters("port_answers", ports)
         sample.answers = {port: packets for port, (packets, _) in answers.items()}
-        for attribute in ("drops", "suspects"):
+        # The program without checks has no suspects.
+        for attribute in ("drops", "suspects") if "suspects" in names.counters else ("drops",):
             found = await link.counters(attribute, names.members("drop_reason_t").values())
             reasons = {names.member("drop_reason_t", cell): packets for cell, (packets, _) in found.items() if packets}
             setattr(sample, attribute, reasons)

@@ -76,6 +76,7 @@ class Names:
         self.digest = next((digest.alias for digest in self.schema.digests), "")
         self.entities = frozenset(e.alias for kind in (self.schema.tables, self.schema.meters) for e in kind)
         """Tables and meters of the program."""
+        self.counters = frozenset(counter.alias for counter in self.schema.counters)
         self.checks = "tor" if "nonce_keys" in self.entities else "host"
         """The `checks` of the configuration that this program is for."""
 

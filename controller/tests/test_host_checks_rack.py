@@ -20,6 +20,7 @@ def describe(rack: NetRack, checks: str) -> int:
 
 
 def test_download_survives_a_change_of_checks(rack: NetRack) -> None:
+    failed = rack.log("controller").count("readings of switch")
     replaced = describe(rack, "tor")
     download = rack.under_way()
     assert describe(rack, "host") == replaced + 1
@@ -29,3 +30,4 @@ def test_download_survives_a_change_of_checks(rack: NetRack) -> None:
     assert describe(rack, "tor") == replaced + 2
     rack.finish(rack.download())
     assert rack.spaces["c1"].run(*rack.curl("small")) == "small"
+    assert rack.log("controller").count("readings of switch") == failed, "each program's counters are read"
