@@ -155,7 +155,8 @@ def main() -> int:
         if what in ("stop", "disable") or (what == "try-restart" and running):
             stop(unit)
         if (what == "start" or (what == "try-restart" and running)) and not start(unit):
-            print(f"{unit} does not start", file=sys.stderr)
+            print(f"{unit} does not start; its log:", file=sys.stderr)
+            print(Path(f"/var/log/{unit}.log").read_text(errors="replace")[-2000:], file=sys.stderr)
             return 1
     return 0
 
