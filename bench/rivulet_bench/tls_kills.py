@@ -12,8 +12,6 @@ before count apart: nothing has their keys. A stall is a gap in which a download
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import os
 import random
@@ -23,13 +21,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import trods_protected
+from . import batteries, trods_protected
 from .bars import Bar, judge
-from .stats import RESULTS, percentile, save
+from .stats import percentile
 from .tls_fetches import Fetches
 from .tls_rack import Tls, TlsRack
 from .trods_hangs import BOUND_MS, RATE_MBIT, REPLICAS, RTT_MS, Battery, Kills
-from .trods_rack import FOLDER, prepared, running, spec
+from .trods_rack import prepared, running, spec
 
 KILLS = 1000
 """Least number of kills for the claim."""
@@ -38,7 +36,6 @@ BEFORE_S, AFTER_S = 0.1, 5.0
 """A stall that a kill caused begins this long before the kill at most, when data was under way, and not later."""
 AGES = ((0.0, 1.0), (1.0, 10.0), (10.0, 1e9))
 """Ages of a request at the kill, in seconds, for which stalls are summed up."""
-CSV = RESULTS / "tls-kills.csv"
 
 Json = dict[str, Any]
 
@@ -180,29 +177,16 @@ def bars(result: Json) -> list[Bar]:
 
 def main() -> int:
     """One battery after the other, and their bars."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[4, 12])
-    parser.add_argument("--kills", type=int, default=500, help="kills of each battery")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = batteries.command_line(__doc__, ALL, [4, 12], 500)
     parser.add_argument("--limit", type=float, default=36_000.0, help="longest time of a battery, s")
-    parser.add_argument("--harms", nargs="+", choices=(*ALL, "all"), default=["all"])
     options = parser.parse_args()
-    harms = list(ALL) if "all" in options.harms else options.harms
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    result: Json = {"batteries": []}
-    kills: list[Json] = []
-    for clients in options.clients:
-        row, struck = battery(clients, options.kills, options.seed, harms, options.limit)
-        print(json.dumps(row), flush=True)
-        result["batteries"].append(row)
-        kills += [{"clients": clients, **{key: kill[key] for key in kill if key != "stalls"}} for kill in struck]
-        # Also a run that is ended early has its batteries.
-        save("tls-kills", result)
-        with CSV.open("w", newline="") as out:
-            writer = csv.DictWriter(out, fieldnames=list(kills[0]))
-            writer.writeheader()
-            writer.writerows(kills)
-    return judge(bars(result))
+    harms = batteries.chosen(options.harms, ALL)
+
+    def of(clients: int) -> tuple[Json, list[Json]]:
+        row, kills = battery(clients, options.kills, options.seed, harms, options.limit)
+        return row, [{key: kill[key] for key in kill if key != "stalls"} for kill in kills]
+
+    return judge(bars(batteries.run("tls-kills", options.clients, of)))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ protect from both at once (docs/trods.md).
 
 from __future__ import annotations
 
-import argparse
-import csv
-import json
 import math
 import os
 import random
@@ -32,11 +29,10 @@ from typing import Any, get_args
 from rivulet_demo.spec import SERVICE_PORT, SERVICE_V4
 from rivulet_lab import Process, RackError, prompt
 
-from . import trods_protected
+from . import batteries, trods_protected
 from .bars import Bar, judge
 from .host_rig import descriptors
-from .stats import RESULTS, save
-from .trods_rack import FOLDER, WWW, Harm, TrodsRack, put, spec, store_command, trods_rack
+from .trods_rack import WWW, Harm, TrodsRack, put, spec, store_command, trods_rack
 
 REPLICAS = 3
 BOUND_MS = 150.0
@@ -67,7 +63,6 @@ STORED_AGAIN_S = 1.0
 """Seconds after the store's return by which the replicas have stored their records again."""
 KILLS = 1000
 """Least number of kills for the claim."""
-CSV = RESULTS / "trods-hangs.csv"
 ALL = ("both", *get_args(Harm), *STORE_HARMS)
 
 Json = dict[str, Any]
@@ -321,7 +316,6 @@ def battery(clients: int, kills: int, seed: int, harms: list[str]) -> tuple[Json
         }
         return row, [
             {
-                "clients": clients,
                 "second": round(strike.at - began, 2),
                 "what": strike.what,
                 "harm": strike.how,
@@ -349,27 +343,11 @@ def bars(result: Json) -> list[Bar]:
 
 def main() -> int:
     """Runs the batteries and judges the bars."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[4, 8, 32])
-    parser.add_argument("--kills", type=int, default=340, help="kills of each battery")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--harms", nargs="+", choices=(*ALL, "all"), default=["all"])
-    options = parser.parse_args()
-    harms = list(ALL) if "all" in options.harms else options.harms
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    result: Json = {"batteries": []}
-    kills: list[Json] = []
-    for clients in options.clients:
-        row, struck = battery(clients, options.kills, options.seed, harms)
-        print(json.dumps(row), flush=True)
-        result["batteries"].append(row)
-        kills += struck
-        # A run that is ended early stores the batteries that have ended.
-        save("trods-hangs", result)
-        with CSV.open("w", newline="") as out:
-            writer = csv.DictWriter(out, fieldnames=list(kills[0]))
-            writer.writeheader()
-            writer.writerows(kills)
+    options = batteries.command_line(__doc__, ALL, [4, 8, 32], 340).parse_args()
+    harms = batteries.chosen(options.harms, ALL)
+    result = batteries.run(
+        "trods-hangs", options.clients, lambda clients: battery(clients, options.kills, options.seed, harms)
+    )
     return judge(bars(result))
 
 
