@@ -140,7 +140,7 @@ class Health:
         answers = await link.counters("port_answers", ports)
         sample.answers = {port: packets for port, (packets, _) in answers.items()}
         # The program without checks has no suspects.
-        for attribute in ("drops", "suspects") if "suspects" in names.counters else ("drops",):
+        for attribute in sorted({"drops", "suspects"} & names.counters):
             found = await link.counters(attribute, names.members("drop_reason_t").values())
             reasons = {names.member("drop_reason_t", cell): packets for cell, (packets, _) in found.items() if packets}
             setattr(sample, attribute, reasons)
