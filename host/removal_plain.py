@@ -215,7 +215,26 @@ REMOVALS = {
         "sender/trust.rs",
         "acked.min(MAX_STRETCH_BYTES) + 2 * full",
         "2 * acked",
-        "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",
+        "plain:large::sender::tests::ten_segments_are_sent_before_own_data_is_acknowledged",
+    ),
+    "large-own-first": large(
+        "sender/trust.rs",
+        "self.confirmed |= heard.at >= self.first_end || self.board.top() > self.own;",
+        "self.confirmed = true;",
+        "plain:large::sender::tests::ten_segments_are_sent_before_own_data_is_acknowledged",
+        "plains:liars::ten_segments_leave_before_own_ones_are_acknowledged",
+    ),
+    "large-own-probed": large(
+        "sender/trust.rs",
+        "if first || is_answer {",
+        "if first {",
+        "plain:large::sender::tests::answered_probe_releases_ten_segments",
+    ),
+    "large-own-sacked": large(
+        "sender/trust.rs",
+        " || self.board.top() > self.own;",
+        ";",
+        "plain:large::sender::tests::sack_of_own_data_releases_repairs",
     ),
     "large-earned": large(
         "mod.rs",
@@ -264,7 +283,7 @@ REMOVALS = {
         "acknowledgement.rs",
         "(true, true) => UNPROVEN_SEGMENTS,",
         "(true, true) => 1000,",
-        "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",
+        "plain:large::sender::tests::ten_segments_are_sent_before_own_data_is_acknowledged",
     ),
     "large-reset": large(
         "entry.rs",

@@ -1,8 +1,9 @@
 //! The contents of an acknowledgement of a large answer, and how much a sender made of it may send.
 
-/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
-/// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
-/// guesses each one (`forged_acknowledgement_draws_less_than_it_costs`).
+/// Segments that a sender made of one acknowledgement sends before something that it sent is
+/// acknowledged; afterwards, the least that an acknowledgement with news releases: a client
+/// acknowledges two segments at a time, and a blind forger guesses each acknowledgement
+/// (`forged_acknowledgement_draws_less_than_it_costs`).
 pub(crate) const UNPROVEN_SEGMENTS: u32 = 10;
 /// The limit for an acknowledgement at an offset where no full segment ends: a forger hits such an
 /// offset once in sixteen.

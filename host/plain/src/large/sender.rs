@@ -77,6 +77,14 @@ pub(crate) struct Sender {
     credit: u32,
     /// This sender has sent all new data from this offset on.
     own: u32,
+    /// The lowest end of the segments with unacknowledged data that this sender sent; `u32::MAX`
+    /// before the first.
+    first_end: u32,
+    /// Whether data that this sender sent was acknowledged, also before it was made anew from a
+    /// later acknowledgement.
+    confirmed: bool,
+    /// The offset at which a client stands that was probed after the credit was spent.
+    question: Option<u32>,
     /// The allowance was credited for this sender's data below this offset.
     earned: u32,
     /// Acknowledged bytes for which the allowance is credited once enough cells had right checks.
@@ -121,6 +129,9 @@ impl Sender {
             piece: 0,
             credit: u32::MAX,
             own: 0,
+            first_end: u32::MAX,
+            confirmed: true,
+            question: None,
             earned: 0,
             unpaid: 0,
             began: 0,
@@ -166,7 +177,7 @@ impl Sender {
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
         (sender.proof, sender.proven) = (0, heard.cell);
-        sender.placed = heard.near;
+        (sender.placed, sender.confirmed) = (heard.near, false);
         sender.credit = heard.first_credit() * sender.full();
         sender.arm(now);
         if !heard.near {
@@ -229,9 +240,10 @@ impl Sender {
         if !self.has_sent(at) {
             // Other replicas have sent meanwhile, so the state is outdated, except for that of the
             // path.
-            let (clock, overtakes, doubted) = (self.clock.clone(), self.overtakes, self.doubted);
+            let (clock, overtakes) = (self.clock.clone(), self.overtakes);
+            let (confirmed, doubted) = (self.confirmed, self.doubted);
             let resumed = Sender::resume(self.class, self.end - 1, heard, now);
-            *self = Sender { clock, overtakes, doubted, ..resumed };
+            *self = Sender { clock, overtakes, confirmed, doubted, ..resumed };
             self.clock.forget();
             return 0;
         }
@@ -440,6 +452,7 @@ impl Sender {
     /// Makes the next segment a probe, which the client has to answer.
     fn send_probe(&mut self) {
         let (from, to) = if self.is_spent() { self.question() } else { self.probing(u32::MAX) };
+        self.question = self.is_spent().then_some(self.una);
         self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });
         self.urgent = true;
     }

@@ -13,6 +13,9 @@ const BURST: usize = 8 << 20;
 const RATE: usize = 2 << 10;
 /// Length of a timestamp's cell, bytes.
 const CELL: u32 = 1 << 16;
+/// Mask of the check in a timestamp, and the number of its values.
+const CHECK: u32 = 3 << 3;
+const CHECKS: u32 = 4;
 
 /// A connection whose client has received the first flight.
 struct Lie {
@@ -136,6 +139,41 @@ fn acknowledgements_far_from_their_stamp_draw_only_probes() {
     assert!(gone_on > 0, "nothing to a client that goes on");
 }
 
+/// A replica that gets a connection in the middle of a window of a megabyte sends ten segments. More
+/// acknowledgements of what another replica sent, each right in all parts, draw nothing: only
+/// acknowledged data of its own does.
+#[test]
+fn ten_segments_leave_before_own_ones_are_acknowledged() {
+    const FULL: u32 = 1448;
+    let size = 100_000_000;
+    let mut first = Node::new(site_of(&[size]));
+    let lie = Lie::new(&mut first, size, 5000);
+    let stamps = lie.header.options.stamps.unwrap();
+    let value = |check: u32| stamps.echo & !CHECK | 63 << 16 | check << 3;
+    let packet = |segments: u32, check: u32| {
+        let stamps = Some(Stamps { value: stamps.value, echo: value(check) });
+        lie.packet(
+            |header| {
+                header.ack = header.ack.wrapping_add(segments * FULL);
+                header.options.stamps = stamps;
+            },
+            &[],
+        )
+    };
+    let right = (0..CHECKS).find(|check| {
+        let mut node = Node::new(site_of(&[size]));
+        octets(&node.take(&packet(0, *check), 2000)) > 0
+    });
+    let right = right.expect("one value of the check");
+    let mut node = Node::new(site_of(&[size]));
+    let mut drawn = 0;
+    for n in 0..40 {
+        drawn += octets(&node.take(&packet(n, right), 2000 + u64::from(n)));
+        drawn += octets(&node.take(&packet(n, right), 2000 + u64::from(n)));
+    }
+    assert_eq!(drawn, 10 * FULL as usize);
+}
+
 /// A blind forger whose first guess was right, and that acts on it: it acknowledges what that guess
 /// drew, then `step` segments more at a time, with each of the four values that the check may have
 /// in the cell. Returns the bytes that it drew and those that it sent, and the milliseconds it took.
@@ -148,10 +186,10 @@ fn follow_up(port: u16, step: u32) -> (usize, usize, usize) {
     let (mut drawn, mut sent, mut time) = (0, 0, 2000);
     // To the next cell by ten segments each time, then as far as it tries at once.
     for segments in (0..6).map(|n| 10 * n).chain((50..65_000).step_by(step as usize)) {
-        for check in 0..4 {
+        for check in 0..CHECKS {
             // The cell, and the largest window.
             let value = stamps.echo.wrapping_add((segments * FULL / CELL) << 24);
-            let value = value & !(3 << 3) | 63 << 16 | check << 3;
+            let value = value & !CHECK | 63 << 16 | check << 3;
             let packet = lie.packet(
                 |header| {
                     header.ack = header.ack.wrapping_add(segments * FULL);

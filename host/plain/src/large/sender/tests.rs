@@ -56,22 +56,73 @@ fn resumed(at: u32) -> Sender {
     Sender::resume(Class::of(1460).unwrap(), 100_000_000, &heard, 0)
 }
 
-/// One guess that is right in all parts draws ten segments, and each following one as many, until
-/// data of this sender is acknowledged.
+/// One guess that is right in all parts draws ten segments. Acknowledgements of what other replicas
+/// sent draw no more, however many there are; the first one of data of this sender does.
 #[test]
-fn each_acknowledgement_releases_ten_segments() {
+fn ten_segments_are_sent_before_own_data_is_acknowledged() {
     let full = resumed(0).full();
     let at = 1000 * full;
     let mut sender = resumed(at);
     assert_eq!(sent(&mut sender, 0).len(), 10);
-    sender.hear(&acknowledged(at + 2 * full, &[]), 1000);
-    assert_eq!(sent(&mut sender, 1000).len(), 10);
-    // A duplicate of the acknowledgement may be an answer to a probe.
-    sender.hear(&acknowledged(at + 2 * full, &[]), 2000);
-    assert_eq!(sent(&mut sender, 2000).len(), 2);
-    // 44 segments at once, as receivers combine acknowledgements.
-    sender.hear(&acknowledged(at + 46 * full, &[]), 3000);
-    assert!((44..=48).contains(&sent(&mut sender, 3000).len()));
+    let (own, mut acked) = (sender.own, at);
+    while acked < own - 46 * full {
+        // Two segments, or 44 at once, as receivers combine acknowledgements.
+        for step in [2, 44] {
+            acked += step * full;
+            sender.hear(&acknowledged(acked, &[]), 20_000);
+            sender.hear(&acknowledged(acked, &[]), 40_000);
+            assert!(sent(&mut sender, 40_000).is_empty(), "{acked} of {own}");
+        }
+    }
+    sender.hear(&acknowledged(own + full, &[]), 60_000);
+    assert!((10..=48).contains(&sent(&mut sender, 60_000).len()));
+    sender.hear(&acknowledged(own + 3 * full, &[]), 80_000);
+    assert_eq!(sent(&mut sender, 80_000).len(), 10);
+    // Other replicas sent meanwhile. The client has acknowledged data of this one before.
+    let at = sender.nxt + 1000 * full;
+    sender.hear(&Acknowledgement { told: 1 << 20, ..acknowledged(at, &[]) }, 100_000);
+    assert_eq!(sent(&mut sender, 100_000).len(), 10);
+    sender.hear(&acknowledged(at + 2 * full, &[]), 120_000);
+    assert_eq!(sent(&mut sender, 120_000).len(), 10);
+}
+
+/// If all ten segments are lost, the client's answer to a probe releases ten more. Another
+/// acknowledgement of the same offset releases none.
+#[test]
+fn answered_probe_releases_ten_segments() {
+    let full = resumed(0).full();
+    let at = 1000 * full;
+    let mut sender = resumed(at);
+    assert_eq!(sent(&mut sender, 0).len(), 10);
+    for now in [1_000_000, 3_000_000] {
+        sender.late(now);
+        let probe = sent(&mut sender, now);
+        assert_eq!(probe.iter().map(|due| (due.from, due.to)).collect::<Vec<_>>(), [(at - 8, at)]);
+        sender.hear(&Acknowledgement { twice: Some((at - 8, at)), ..acknowledged(at, &[]) }, now + 1000);
+        let repairs = sent(&mut sender, now + 1000);
+        assert!((1..=10).contains(&repairs.len()) && repairs[0].from == at, "{repairs:?}");
+        let mut more = 0;
+        for n in 0..5 {
+            sender.hear(&acknowledged(at, &[]), now + 2000 + n);
+            more += sent(&mut sender, now + 2000 + n).len();
+        }
+        assert!(repairs.len() + more <= 10, "{more}");
+    }
+}
+
+/// A report by SACK of data of this sender counts as its acknowledgement, so that a hole below it is
+/// repaired at once.
+#[test]
+fn sack_of_own_data_releases_repairs() {
+    let full = resumed(0).full();
+    let mut sender = resumed(1000 * full);
+    sent(&mut sender, 0);
+    let own = sender.own;
+    sender.hear(&acknowledged(own - full, &[]), 1000);
+    assert!(sent(&mut sender, 1000).is_empty());
+    sender.hear(&acknowledged(own - full, &[(own, own + 4 * full)]), 2000);
+    let repairs = sent(&mut sender, 2000);
+    assert!(repairs.iter().any(|due| (due.from, due.to) == (own - full, own)), "{repairs:?}");
 }
 
 /// Acknowledges this many cells, each with a right check. Returns the segments that they release, and
@@ -79,7 +130,7 @@ fn each_acknowledgement_releases_ten_segments() {
 fn acknowledge_cells(sender: &mut Sender, cells: u32) -> (usize, u32) {
     let (mut segments, mut earned) = (0, 0);
     for _ in 0..cells {
-        let at = sender.whole_segments(sender.una, sender.una + CELL);
+        let at = sender.whole_segments(sender.una, sender.una + CELL).min(sender.nxt);
         let heard = Acknowledgement { cell: at / CELL, ..acknowledged(at, &[]) };
         earned += sender.hear(&heard, 1000);
         segments += sent(sender, 1000).len();

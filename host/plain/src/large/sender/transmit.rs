@@ -125,6 +125,9 @@ impl Sender {
         if again {
             self.window.again(to - from);
         }
+        if to > self.una {
+            self.first_end = self.first_end.min(to);
+        }
         if self.credit < u32::MAX {
             self.credit = self.credit.saturating_sub(to - from);
         }

@@ -1,6 +1,6 @@
 //! Limits what a sender sends that was made from a single acknowledgement, which a blind forger may
-//! have guessed: ten segments, then as much as further acknowledgements prove, and whole windows
-//! once enough of them had a right check.
+//! have guessed: ten segments until something that it sent is acknowledged, then as much as further
+//! acknowledgements prove, and whole windows once enough of them had a right check.
 
 use super::Sender;
 use crate::large::acknowledgement::{
@@ -17,19 +17,30 @@ impl Sender {
         self.placed
     }
 
-    /// Raises the credit by what an acknowledgement shows that is next to the cell of its timestamp and brings news: a part of a window where
-    /// full segments end, all behind what this sender sent, in another cell than the first, once the checks of [`PROOF_CELLS`] cells were
-    /// right. `acked`: bytes that it acknowledges anew.
+    /// Raises the credit by what an acknowledgement near the cell of its timestamp shows. `acked`:
+    /// bytes that it acknowledges anew; `news`: whether it shows progress.
+    ///
+    /// The first one gives ten segments, or two. Before data of this sender is acknowledged, only the
+    /// answer to a probe gives as many again: a client whose segments were lost has nothing else to
+    /// answer. Afterwards those with news where full segments end each release what they acknowledge,
+    /// and everything once the checks of [`PROOF_CELLS`] cells were right and data behind what other
+    /// replicas sent is acknowledged in another cell than the first.
     pub(super) fn trust(&mut self, heard: &Acknowledgement<'_>, acked: u32, news: bool) {
         if !heard.near || self.credit == u32::MAX {
             return;
         }
         let full = self.full();
         let first = !core::mem::replace(&mut self.placed, true);
+        let is_answer = self.question.take_if(|at| heard.at == *at).is_some();
         if heard.cell > self.proven {
             (self.proof, self.proven) = ((self.proof + 1).min(PROOF_CELLS), heard.cell);
         }
-        if self.proof == PROOF_CELLS && heard.at > self.own && heard.cell > self.began {
+        self.confirmed |= heard.at >= self.first_end || self.board.top() > self.own;
+        if !self.confirmed {
+            if first || is_answer {
+                self.credit = self.credit.max(heard.first_credit() * full);
+            }
+        } else if self.proof == PROOF_CELLS && heard.at > self.own && heard.cell > self.began {
             (self.credit, self.doubted) = (u32::MAX, false);
         } else if heard.full && (news || first) {
             let stretch = if self.doubted { 0 } else { acked.min(MAX_STRETCH_BYTES) + 2 * full };
