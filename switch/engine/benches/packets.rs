@@ -6,7 +6,8 @@
 //! TOR_TRACE=$PWD/tor.trace cargo bench -p rivulet-engine
 //! ```
 //!
-//! Prints one JSON object.
+//! Prints one JSON object. With words after `--` it measures only the figures whose names begin with one of
+//! them: `cargo bench -p rivulet-engine -- ToR`.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -24,10 +25,14 @@ fn main() {
     }
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut figures = Vec::new();
-    for entries in [10, 10_000] {
-        figures.push((format!("router, {entries} routes"), router(here, entries)));
+    if wanted("router") {
+        for entries in [10, 10_000] {
+            figures.push((format!("router, {entries} routes"), router(here, entries)));
+        }
     }
-    figures.extend(lookups(here));
+    if wanted("lookup") {
+        figures.extend(lookups(here));
+    }
     let trace = std::env::var_os("TOR_TRACE").map(PathBuf::from);
     match trace.and_then(|p| std::fs::read_to_string(p).ok()) {
         Some(trace) => figures.extend(tor(here, &trace)),
@@ -40,6 +45,12 @@ fn main() {
         })
         .collect();
     println!("{{\n{}\n}}", lines.join(",\n"));
+}
+
+/// Whether the command line names a figure, or none.
+fn wanted(figure: &str) -> bool {
+    let mut names = std::env::args().skip(1).filter(|a| !a.starts_with("--")).peekable();
+    names.peek().is_none() || names.any(|n| figure.starts_with(&n))
 }
 
 /// Nanoseconds per packet, the best of eight measurements: disturbances only ever slow one down.
@@ -228,6 +239,9 @@ fn tor(here: &Path, trace: &str) -> Vec<(String, f64)> {
     let mut figures = Vec::new();
     let mut now = START;
     for kind in ["range1", "range4", "response"] {
+        if !wanted(&format!("ToR, {kind}")) {
+            continue;
+        }
         let list = packets.get_mut(kind).expect("packets of this kind");
         // Enough packets that the heartbeats between the batches do not matter.
         let few = list.len();
