@@ -1,17 +1,21 @@
 //! Table lookup: entries grouped by mask, each group a hash table.
 //!
-//! An exact table is one group. A longest-prefix table has a group for each prefix length in use,
+//! An exact table is a hash table of its own kind. A longest-prefix table has a group for each prefix length in use,
 //! the longest first. A ternary table has one for each mask in use, ordered by its highest
 //! priority, so that a search ends when no later group can be better (tuple space search,
 //! Srinivasan et al. 1999). Large groups have a filter of a few kilobytes. The filters of many
 //! groups are tested in a row without branches, and only groups that may contain the key are
 //! searched.
 
+mod exact;
 mod filter;
+mod hashing;
 
 use hashbrown::HashTable;
 
+use self::exact::Exact;
 use self::filter::Filter;
+use self::hashing::{hash, hash_masked};
 use crate::info::TableKind;
 use crate::key::{CanonKey, KeyFieldPlan, KeyPlan, Words};
 
@@ -72,6 +76,8 @@ pub(crate) struct Lookup {
     priorities: Vec<i32>,
     ranges: Vec<Vec<(u32, Words, Words)>>,
     range_fields: Vec<KeyFieldPlan>,
+    /// The entries of an exact table; it has no groups.
+    exact: Exact,
     groups: Vec<Group>,
     /// For longest-prefix tables with many lengths.
     lengths: Option<Lengths>,
@@ -94,23 +100,6 @@ struct Lengths {
 /// Number of lengths that are always looked up one by one.
 const FEW_LENGTHS: usize = 4;
 
-/// Hashes a key. The seed prevents deliberate collisions.
-#[inline(always)]
-fn hash(words: &[u64], seed: u64) -> u64 {
-    words.iter().fold(seed, |h, w| {
-        let m = u128::from(h ^ w) * 0x9E37_79B9_7F4A_7C15_u128;
-        (m as u64) ^ (m >> 64) as u64
-    })
-}
-
-#[inline(always)]
-fn hash_masked(words: &[u64], mask: &[u64], seed: u64) -> u64 {
-    words.iter().zip(mask).fold(seed, |h, (w, k)| {
-        let m = u128::from(h ^ (w & k)) * 0x9E37_79B9_7F4A_7C15_u128;
-        (m as u64) ^ (m >> 64) as u64
-    })
-}
-
 impl Lookup {
     pub(crate) fn new(kind: TableKind, plan: &KeyPlan, seed: u64) -> Lookup {
         Lookup {
@@ -121,6 +110,7 @@ impl Lookup {
             priorities: Vec::new(),
             ranges: Vec::new(),
             range_fields: plan.fields.clone(),
+            exact: Exact::new(plan.words, seed),
             groups: Vec::new(),
             lengths: None,
         }
@@ -142,7 +132,7 @@ impl Lookup {
         self.priorities[at] = key.priority;
         self.ranges[at] = key.ranges.to_vec();
         let rank = match self.kind {
-            TableKind::Exact => 0,
+            TableKind::Exact => return self.exact.insert(slot, &key.value),
             TableKind::Lpm => i64::from(key.prefix),
             TableKind::Ternary | TableKind::Range => i64::from(key.priority),
         };
@@ -258,6 +248,9 @@ impl Lookup {
     pub(crate) fn remove(&mut self, slot: u32) {
         let (values, words, seed) = (&self.values, self.words, self.seed);
         let value = Self::value(values, words, slot);
+        if self.kind == TableKind::Exact {
+            return self.exact.remove(value);
+        }
         let h = hash(value, seed);
         let mut found = None;
         for (i, group) in self.groups.iter_mut().enumerate() {
@@ -301,17 +294,7 @@ impl Lookup {
     #[inline(always)]
     pub(crate) fn find(&self, key: &[u64]) -> Option<u32> {
         match self.kind {
-            TableKind::Exact => {
-                let group = self.groups.first()?;
-                if self.words == 1 {
-                    let key = key[0];
-                    let b =
-                        group.buckets.find(hash(&[key], self.seed), |b| self.values[b.first as usize] == key);
-                    return b.map(|b| b.first);
-                }
-                let equal = |b: &Bucket| Self::value(&self.values, self.words, b.first) == key;
-                group.buckets.find(hash(key, self.seed), equal).map(|b| b.first)
-            }
+            TableKind::Exact => self.exact.find(key),
             TableKind::Lpm => self.longest(key),
             TableKind::Ternary | TableKind::Range => self.best(key),
         }
