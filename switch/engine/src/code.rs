@@ -133,6 +133,8 @@ pub(crate) enum Op {
     Verify,
     /// Update checksum a (an index).
     Update,
+    /// Deparser: writes header a (an index) if it is valid.
+    Emit,
     /// Apply table a (an index): look up, run the action.
     Apply,
     /// Jump to the address in dispatch table a (an index) for the action that ran.

@@ -2,7 +2,7 @@
 
 use crate::bits::{get, put};
 use crate::code::{Ins, Op};
-use crate::layout::Header;
+use crate::layout::{HEAD_ROOM, Header};
 use crate::program::Program;
 use crate::trace::Step;
 use crate::vm::{Packet, Vm};
@@ -194,20 +194,20 @@ impl Vm {
         Ok(())
     }
 
-    /// Writes the valid headers, in the deparser's order, to `out`, which is cleared first.
-    pub(crate) fn deparse(&self, program: &Program, out: &mut Vec<u8>) {
-        let valid = |h: &&Header| self.frame[h.valid() as usize] != 0;
-        let headers = || program.deparse.iter().map(|i| &program.headers[*i as usize]).filter(valid);
-        let total: usize = headers().map(|h| self.header_bytes(h)).sum();
-        out.clear();
-        // `put` needs nine bytes of extra room.
-        out.resize(total + 9, 0);
-        let mut pos = 0;
-        for h in headers() {
-            self.write_header(h, &mut out[pos..]);
-            pos += self.header_bytes(h);
+    /// Writes a header behind those before it, if it is valid.
+    pub(crate) fn emit_header(&mut self, program: &Program, packet: &mut Packet, index: u32) {
+        let h = &program.headers[index as usize];
+        if self.frame[h.valid() as usize] == 0 {
+            return;
         }
-        out.truncate(total);
+        let mut head = std::mem::take(&mut self.head);
+        let bytes = self.header_bytes(h);
+        let out = &mut head[packet.written..];
+        // `put` needs zeros, and room behind the header.
+        out[..bytes + HEAD_ROOM].fill(0);
+        self.write_header(h, out);
+        packet.written += bytes;
+        self.head = head;
     }
 
     pub(crate) fn header_bytes(&self, h: &Header) -> usize {

@@ -1,12 +1,15 @@
 //! Native code for x86-64 Linux: each bytecode instruction becomes a few machine instructions.
 //!
-//! `rbx` contains the frame's address, `r13` that of a [`Context`]. Arithmetic, jumps, header
+//! `rbx` contains the frame's address, `r13` that of a [`Context`]. Slots stay in registers within
+//! straight-line code ([`registers`]). Arithmetic, jumps, header
 //! validity, registers and counters are inlined; all other instructions call [`step`], which
 //! executes one instruction like the interpreter. Actions of tables are native subroutines. Where
 //! native code is impossible (another machine, no executable memory), the interpreter runs
 //! everything.
 
 mod assembler;
+mod hold;
+mod registers;
 mod select;
 
 use std::collections::{HashMap, HashSet};
@@ -35,6 +38,10 @@ struct Context {
     packet: *mut PacketParts,
     data: *const u8,
     length: usize,
+    /// Where the key of a table is built.
+    key: *mut u64,
+    /// Where the deparser writes headers.
+    head: *mut u8,
     vm: *mut Vm,
     program: *const Program,
     code: *const Code,
@@ -50,8 +57,12 @@ const COUNTERS: i32 = 40;
 const PACKET: i32 = 48;
 const DATA: i32 = 56;
 const DATA_LENGTH: i32 = 64;
+const KEY: i32 = 72;
+const HEAD: i32 = 80;
 /// Offset of the number of bytes that the parser has taken.
 const TAKEN: i32 = std::mem::offset_of!(PacketParts, taken) as i32;
+/// Offset of the number of bytes of headers that the deparser has written.
+const WRITTEN: i32 = std::mem::offset_of!(PacketParts, written) as i32;
 
 /// A packet without its lifetime.
 type PacketParts = Packet<'static>;
@@ -120,12 +131,12 @@ extern "sysv64" fn step(context: *mut Context, pc: u32) -> u32 {
     }
 }
 
-/// Looks up a table; returns the address of the action's code, 0 for none.
+/// Looks up a table, whose key native code has built; returns the address of the action's code, 0 for none.
 extern "sysv64" fn apply(context: *mut Context, table: u32) -> usize {
     // SAFETY: as in `step`.
     unsafe {
         let c = &mut *context;
-        let (hit, action) = (*c.vm).apply(&*c.program, &*c.rt, &*c.packet, table);
+        let (hit, action) = (*c.vm).look_up(&*c.program, &*c.rt, &*c.packet, table);
         c.hit = hit.into();
         c.local = u64::MAX;
         match action {
@@ -176,6 +187,8 @@ impl Native {
             counters,
             data: packet.data.as_ptr(),
             length: packet.data.len(),
+            key: vm.key.as_mut_ptr(),
+            head: vm.head.as_mut_ptr(),
             vm,
             program,
             code,
@@ -199,6 +212,9 @@ impl Native {
 const RAX: u8 = 0;
 const RCX: u8 = 1;
 const RDX: u8 = 2;
+const RSI: u8 = 6;
+
+use registers::{Registers, Temporaries};
 
 struct Assembler<'c> {
     out: Vec<u8>,
@@ -207,8 +223,10 @@ struct Assembler<'c> {
     /// Positions of 32-bit distances to the exit.
     exits: Vec<usize>,
     constants: HashMap<u32, u64>,
-    /// The slot with the value in `rax`, if any.
-    held: Option<u32>,
+    registers: Registers,
+    temporaries: Temporaries,
+    /// The current instruction.
+    pc: u32,
     code: &'c Code,
     /// Whether other threads run packets with the same registers and counters.
     many: bool,
@@ -231,21 +249,32 @@ pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Nati
         fixups: Vec::new(),
         exits: Vec::new(),
         constants: code.constants.iter().copied().collect(),
-        held: None,
+        registers: Registers::default(),
+        temporaries: Temporaries::find(
+            &code.ins,
+            program.phv_slots..code.slots,
+            &program.register_limbs,
+            &targets,
+        ),
+        pc: 0,
         code,
         many,
     };
-    // enter(frame, context, address): push rbx; push r13; sub rsp, 8; mov rbx, rdi; mov r13, rsi; jmp rdx
-    a.bytes(&[0x53, 0x41, 0x55, 0x48, 0x83, 0xec, 0x08, 0x48, 0x89, 0xfb, 0x49, 0x89, 0xf5, 0xff, 0xe2]);
+    // enter(frame, context, address): push rbx, rbp, r12 to r15; sub rsp, 8; mov rbx, rdi;
+    // mov r13, rsi; jmp rdx
+    a.bytes(&[0x53, 0x55, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56, 0x41, 0x57, 0x48, 0x83, 0xec, 0x08]);
+    a.bytes(&[0x48, 0x89, 0xfb, 0x49, 0x89, 0xf5, 0xff, 0xe2]);
     let out = a.out.len();
-    // add rsp, 8; pop r13; pop rbx; ret
-    a.bytes(&[0x48, 0x83, 0xc4, 0x08, 0x41, 0x5d, 0x5b, 0xc3]);
+    // add rsp, 8; pop r15 to r12, rbp, rbx; ret
+    a.bytes(&[0x48, 0x83, 0xc4, 0x08, 0x41, 0x5f, 0x41, 0x5e, 0x41, 0x5d, 0x41, 0x5c, 0x5d, 0x5b, 0xc3]);
     let mut starts = Vec::with_capacity(code.ins.len());
     let mut in_action = false;
     for (pc, i) in code.ins.iter().enumerate() {
         let pc = pc as u32;
+        a.pc = pc;
         if targets.contains(&pc) {
-            a.held = None;
+            a.write_shared();
+            a.forget();
         }
         starts.push(a.out.len() as u32);
         if actions.contains(&pc) {
@@ -254,6 +283,7 @@ pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Nati
             a.bytes(&[0x48, 0x83, 0xec, 0x08]);
         }
         a.instruction(program, pc, *i, in_action);
+        a.free_read();
         if i.op == Op::Ret {
             in_action = false;
         }
@@ -270,3 +300,6 @@ pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Nati
     let enter = memory.at as usize;
     Some(Native { memory, starts, enter })
 }
+
+#[cfg(test)]
+mod tests;

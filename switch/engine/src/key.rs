@@ -16,6 +16,8 @@ pub(crate) struct KeyPart {
     pub(crate) word: u32,
     pub(crate) shift: u32,
     pub(crate) mask: u64,
+    /// Whether the mask keeps all bits that the slot can have.
+    pub(crate) whole: bool,
 }
 
 /// A field's position in the words: its limbs, least significant first.
@@ -69,7 +71,8 @@ impl KeyPlan {
                 (self.words as u32 - 1, 0)
             };
             self.free = 64 - shift - bits;
-            self.parts.push(KeyPart { slot: slot + i as u32, word, shift, mask: *m });
+            let whole = *m == ones(bits);
+            self.parts.push(KeyPart { slot: slot + i as u32, word, shift, mask: *m, whole });
             at.push((word, shift));
         }
         self.fields.push(KeyFieldPlan { width, kind, at, mask });

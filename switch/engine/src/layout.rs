@@ -10,6 +10,12 @@ const MAX_SLOTS: u32 = 1 << 18;
 /// Longest variable-length field in bytes.
 pub(crate) const MAX_VL: u32 = 4096;
 
+/// Largest length of all headers that a deparser names, in bytes.
+const MAX_HEAD: usize = 1 << 26;
+/// Bytes behind the headers that writing them may touch: a piece of nine bytes can begin at the
+/// last one.
+pub(crate) const HEAD_ROOM: usize = 16;
+
 /// A field of a header type.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldType {
@@ -347,6 +353,21 @@ impl<'a> Layout<'a> {
         }
         self.field_of(*self.by_name.get(header)?, field)
     }
+}
+
+/// The headers that the deparser writes, in order, and the length of the buffer for them in bytes.
+pub(crate) fn deparser_order(root: &Json, layout: &Layout) -> Res<(Vec<u32>, usize)> {
+    let Some(d) = root.list("deparsers")?.into_iter().find(|d| d.name() == Ok("deparser")) else {
+        return root.err("there is no deparser `deparser`");
+    };
+    let order = d.get("order")?;
+    let headers: Vec<u32> = order.items()?.iter().map(|h| layout.header(h)).collect::<Res<_>>()?;
+    let most = |h: &u32| {
+        let h = &layout.headers[*h as usize];
+        (h.fixed_bytes + h.vl.map_or(0, |(_, room)| room)) as usize
+    };
+    let bytes: usize = headers.iter().map(most).sum();
+    if bytes > MAX_HEAD { order.err("these headers are too long") } else { Ok((headers, bytes + HEAD_ROOM)) }
 }
 
 /// Groups the pieces by 64-bit words.

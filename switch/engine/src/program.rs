@@ -36,7 +36,8 @@ pub struct Program {
     pub(crate) field_lists: Vec<(u32, Vec<Field>)>,
     /// Number of each digest in the JSON, and its fields.
     pub(crate) digests: Vec<(u32, Vec<Field>)>,
-    pub(crate) deparse: Vec<u32>,
+    /// Length of all headers that the deparser can write, and the room behind them, in bytes.
+    pub(crate) head_bytes: usize,
     pub(crate) register_limbs: Vec<u32>,
     pub(crate) vset_keys: Vec<VsetKey>,
     pub(crate) logs: Vec<LogPlan>,

@@ -1,5 +1,6 @@
 //! Runs compiled code for one packet.
 
+mod frame;
 mod limbs;
 mod tables;
 
@@ -27,6 +28,8 @@ pub(crate) struct Packet<'p> {
     pub(crate) taken: usize,
     /// Length on arrival, counted by byte counters and meters.
     pub(crate) ingress_length: u64,
+    /// Bytes of headers that the deparser has written.
+    pub(crate) written: usize,
 }
 
 /// What to do after an instruction.
@@ -45,8 +48,10 @@ pub(crate) struct Vm {
     /// Bytes of variable-length fields.
     pub(crate) vl: Vec<u8>,
     pub(crate) scratch: Vec<u8>,
+    /// Where the deparser writes headers.
+    pub(crate) head: Vec<u8>,
     /// Key of the last applied table.
-    key: [u64; MAX_WORDS],
+    pub(crate) key: [u64; MAX_WORDS],
     pub(crate) rng: u64,
     pub(crate) now_us: u64,
     /// Why the packet was dropped, if it was.
@@ -69,6 +74,7 @@ impl Vm {
             frame: Vec::new(),
             vl: Vec::new(),
             scratch: Vec::new(),
+            head: Vec::new(),
             key: [0; MAX_WORDS],
             rng: seed | 1,
             now_us: 0,
@@ -81,29 +87,6 @@ impl Vm {
             many: false,
             locked: None,
         }
-    }
-
-    /// Prepares the frame for a program.
-    pub(crate) fn load(&mut self, program: &Program, code: &Code, drop_port: u32) {
-        self.frame.clear();
-        self.frame.resize(code.slots as usize, 0);
-        for (slot, value) in &code.constants {
-            self.frame[*slot as usize] = *value;
-        }
-        self.frame[code.drop_port as usize] = drop_port.into();
-        self.vl.clear();
-        self.vl.resize(program.vl_bytes as usize, 0);
-        self.clear(program);
-    }
-
-    /// Resets a packet's slots to their state before the parser: all zero, metadata valid.
-    pub(crate) fn clear(&mut self, program: &Program) {
-        self.frame[..program.phv_slots as usize].fill(0);
-        for (base, _) in &program.metadata {
-            self.frame[*base as usize] = 1;
-        }
-        self.frame[program.special.truncate as usize] = u64::MAX;
-        self.frame[program.special.error as usize] = program.errors.none;
     }
 
     /// xorshift64*.
@@ -451,6 +434,7 @@ impl Vm {
                     self.note(|| Step::ParserError { error });
                 }
             }
+            Op::Emit => self.emit_header(program, packet, i.a),
             Op::Verify => {
                 let sum = &program.checksums[i.a as usize];
                 let ok = self.checksum(program, sum, packet) == f!(sum.target.slot);

@@ -158,7 +158,8 @@ impl Core {
         self.vm.clear(program);
         self.set(s.ingress_port, current.ingress_port.into());
         self.vm.frame[s.length as usize] = ingress_size;
-        let mut packet = Packet { data: &data[..length], taken: 0, ingress_length: current.ingress_length };
+        let mut packet =
+            Packet { data: &data[..length], taken: 0, ingress_length: current.ingress_length, written: 0 };
         let code = self.code(program);
         let trace = self.vm.trace.take();
         self.execute(program, rt, &mut packet, code.parser);

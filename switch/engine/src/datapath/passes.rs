@@ -157,7 +157,7 @@ impl Core {
                 self.pass_step(program, "ingress", None);
             }
             let ingress_size = self.vm.frame[s.length as usize];
-            let mut packet = Packet { data, taken: 0, ingress_length: current.ingress_length };
+            let mut packet = Packet { data, taken: 0, ingress_length: current.ingress_length, written: 0 };
             self.execute(program, rt, &mut packet, code.parser);
             if self.vm.fault.is_some() && self.faulted(program) {
                 return;
@@ -285,7 +285,7 @@ impl Core {
         if self.traced {
             self.pass_step(program, "egress", Some(port));
         }
-        let mut packet = Packet { data, taken, ingress_length: current.ingress_length };
+        let mut packet = Packet { data, taken, ingress_length: current.ingress_length, written: 0 };
         self.execute(program, rt, &mut packet, code.egress);
         if self.vm.fault.is_some() && self.faulted(program) {
             return;
@@ -307,8 +307,8 @@ impl Core {
         if self.vm.fault.is_some() && self.faulted(program) {
             return;
         }
-        let mut head = std::mem::take(&mut self.head);
-        self.vm.deparse(program, &mut head);
+        let buffer = std::mem::take(&mut self.vm.head);
+        let head = &buffer[..packet.written];
         let rest = &data[packet.taken.min(data.len())..];
         let most = self.vm.frame[s.truncate as usize];
         let keep = ((head.len() + rest.len()) as u64).min(most) as usize;
@@ -343,6 +343,6 @@ impl Core {
             self.note(|| Step::Emit { port, length: keep });
             out.emit(port, first, second);
         }
-        self.head = head;
+        self.vm.head = buffer;
     }
 }

@@ -2,6 +2,8 @@
 
 use super::*;
 
+const SUBTRACT: u8 = 0x2b;
+
 impl Assembler<'_> {
     pub(super) fn bytes(&mut self, b: &[u8]) {
         self.out.extend_from_slice(b);
@@ -13,10 +15,23 @@ impl Assembler<'_> {
 
     /// An instruction with a register and a slot of the frame.
     pub(super) fn slot(&mut self, opcode: &[u8], reg: u8, slot: u32) {
-        self.bytes(&[0x48]);
+        self.bytes(&[0x48 | reg >> 3 << 2]);
         self.bytes(opcode);
-        self.bytes(&[0x83 | reg << 3]);
+        self.bytes(&[0x83 | (reg & 7) << 3]);
         self.imm32((slot * 8) as i32);
+    }
+
+    /// An instruction with two registers, the second of which is the operand that may be memory.
+    pub(super) fn pair(&mut self, wide: bool, opcode: &[u8], reg: u8, rm: u8) {
+        self.bytes(&[0x40 | u8::from(wide) << 3 | reg >> 3 << 2 | rm >> 3]);
+        self.bytes(opcode);
+        self.bytes(&[0xc0 | (reg & 7) << 3 | rm & 7]);
+    }
+
+    pub(super) fn move_register(&mut self, to: u8, from: u8) {
+        if to != from {
+            self.pair(true, &[0x8b], to, from);
+        }
     }
 
     /// A constant, if a sign-extended 32-bit immediate can represent it.
@@ -24,50 +39,71 @@ impl Assembler<'_> {
         i32::try_from(*self.constants.get(&slot)? as i64).ok()
     }
 
+    /// `reg = n`
+    pub(super) fn set(&mut self, reg: u8, n: u64) {
+        if n == 0 {
+            self.pair(false, &[0x31], reg, reg);
+        } else if let Ok(n) = u32::try_from(n) {
+            self.bytes(&[0x40 | reg >> 3, 0xb8 | reg & 7]);
+            self.bytes(&n.to_le_bytes());
+        } else if let Ok(n) = i32::try_from(n as i64) {
+            self.pair(true, &[0xc7], 0, reg);
+            self.imm32(n);
+        } else {
+            self.bytes(&[0x48 | reg >> 3, 0xb8 | reg & 7]);
+            self.bytes(&n.to_le_bytes());
+        }
+    }
+
+    /// `reg` = a slot's value in the frame, or a constant.
     pub(super) fn load(&mut self, reg: u8, slot: u32) {
-        if reg == RAX && self.held == Some(slot) {
-            return;
-        }
-        match self.immediate(slot) {
-            Some(0) => self.bytes(&[0x31, 0xc0 | reg << 3 | reg]),
-            Some(n) if n > 0 => {
-                self.bytes(&[0xb8 | reg]);
-                self.imm32(n);
-            }
-            _ => self.slot(&[0x8b], reg, slot),
-        }
-        if reg == RAX {
-            self.held = None;
+        match self.constants.get(&slot) {
+            Some(n) => self.set(reg, *n),
+            None => self.slot(&[0x8b], reg, slot),
         }
     }
 
-    pub(super) fn store(&mut self, slot: u32) {
-        self.slot(&[0x89], RAX, slot);
-        self.held = Some(slot);
+    /// `reg` = a slot's value, for an instruction that changes the register.
+    pub(super) fn copy(&mut self, reg: u8, slot: u32) {
+        let from = self.read(slot);
+        self.move_register(reg, from);
     }
 
-    /// `rax = rax op slot`, by the opcode with memory and the number of the form with an immediate.
-    pub(super) fn alu(&mut self, opcode: u8, digit: u8, slot: u32) {
+    /// `reg = reg op slot`, by the opcode with two registers and the number of the form with an
+    /// immediate.
+    pub(super) fn alu(&mut self, wide: bool, opcode: u8, digit: u8, reg: u8, slot: u32) {
         match self.immediate(slot) {
             Some(n) => {
-                self.bytes(&[0x48, 0x81, 0xc0 | digit << 3]);
+                self.pair(wide, &[0x81], digit, reg);
                 self.imm32(n);
             }
-            None => self.slot(&[opcode], RAX, slot),
+            None => {
+                let other = self.read(slot);
+                self.pair(wide, &[opcode], reg, other);
+            }
         }
     }
 
-    /// Cuts `rax` to its lowest bits.
-    pub(super) fn cut(&mut self, w: u8) {
+    /// Cuts a register to its lowest bits.
+    pub(super) fn cut(&mut self, reg: u8, w: u8) {
         match w {
             64.. => {}
-            32 => self.bytes(&[0x89, 0xc0]),
+            32 => self.pair(false, &[0x8b], reg, reg),
             0..=31 => {
-                self.bytes(&[0x25]);
+                self.pair(false, &[0x81], 4, reg);
                 self.imm32(ones(w.into()) as i32);
             }
-            _ => self.bytes(&[0x48, 0xc1, 0xe0, 64 - w, 0x48, 0xc1, 0xe8, 64 - w]),
+            _ => {
+                self.shift(true, 4, reg, 64 - w);
+                self.shift(true, 5, reg, 64 - w);
+            }
         }
+    }
+
+    /// A shift by a constant; `form` 0: rotate left, 4: left, 5: right, 7: right with sign.
+    pub(super) fn shift(&mut self, wide: bool, form: u8, reg: u8, by: u8) {
+        self.pair(wide, &[0xc1], form, reg);
+        self.bytes(&[by]);
     }
 
     pub(super) fn jump_to(&mut self, opcode: &[u8], pc: u32) {
@@ -108,11 +144,11 @@ impl Assembler<'_> {
         self.bytes(&[0x48, 0xb8]);
         self.bytes(&(function as u64).to_le_bytes());
         self.bytes(&[0xff, 0xd0]);
-        self.held = None;
     }
 
     /// Calls `step` and handles its result.
     pub(super) fn call_step(&mut self, pc: u32, i: Ins, in_action: bool) {
+        self.write_all();
         self.call(step as *const () as usize, pc);
         if !can_stop(i.op) {
             return;
@@ -131,23 +167,61 @@ impl Assembler<'_> {
         });
     }
 
-    pub(super) fn binary(&mut self, opcode: u8, digit: u8, i: Ins) {
-        self.load(RAX, i.b);
-        self.alu(opcode, digit, i.c);
-        self.cut(i.w);
-        self.store(i.a);
+    /// a = b op c
+    pub(super) fn binary(&mut self, opcode: &[u8], digit: u8, i: Ins) {
+        let commutes = opcode != [SUBTRACT];
+        let swap = commutes && (i.a == i.c || self.immediate(i.b).is_some());
+        let (b, c) = if swap { (i.c, i.b) } else { (i.b, i.c) };
+        let wide = i.w > 32;
+        match self.immediate(c) {
+            Some(n) if opcode.len() == 1 => {
+                let to = self.write_from(i.a, b);
+                self.pair(wide, &[0x81], digit, to);
+                self.imm32(n);
+                self.cut_after(to, i.w);
+            }
+            _ => {
+                let other = self.read(c);
+                if i.a == c && i.a != b {
+                    // The result replaces the second operand.
+                    self.copy(RAX, b);
+                    self.pair(wide, opcode, RAX, other);
+                    self.cut_after(RAX, i.w);
+                    let to = self.write(i.a);
+                    self.move_register(to, RAX);
+                    return;
+                }
+                let to = self.write_from(i.a, b);
+                self.pair(wide, opcode, to, other);
+                self.cut_after(to, i.w);
+            }
+        }
+    }
+
+    /// Cuts the result of a 32-bit instruction (up to 32 bits) or of a 64-bit one.
+    fn cut_after(&mut self, reg: u8, w: u8) {
+        if w != 32 {
+            self.cut(reg, w);
+        }
+    }
+
+    /// Compares two slots.
+    fn compare_slots(&mut self, i: Ins) {
+        let b = self.read(i.b);
+        self.alu(true, 0x3b, 7, b, i.c);
     }
 
     pub(super) fn compare(&mut self, set: u8, i: Ins) {
-        self.load(RAX, i.b);
-        self.alu(0x3b, 7, i.c);
-        self.bytes(&[0x0f, set, 0xc0, 0x0f, 0xb6, 0xc0]);
-        self.store(i.a);
+        self.compare_slots(i);
+        // setcc al; movzx to, al
+        self.bytes(&[0x0f, set, 0xc0]);
+        let to = self.write(i.a);
+        self.pair(false, &[0x0f, 0xb6], to, RAX);
     }
 
     pub(super) fn compare_jump(&mut self, jump: u8, i: Ins) {
-        self.load(RAX, i.b);
-        self.alu(0x3b, 7, i.c);
+        self.compare_slots(i);
+        self.write_shared();
         self.jump_to(&[0x0f, jump], i.a);
     }
 
@@ -168,8 +242,7 @@ impl Assembler<'_> {
         shift: u8,
         then: impl FnOnce(&mut Self),
     ) {
-        self.load(RAX, index);
-        self.held = None;
+        self.copy(RAX, index);
         self.bytes(&[0x48, 0x3d]);
         self.imm32(size as i32);
         self.skip(0x73, |a| {
@@ -182,7 +255,6 @@ impl Assembler<'_> {
             }
             then(a);
         });
-        self.held = None;
     }
 }
 

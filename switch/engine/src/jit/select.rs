@@ -1,79 +1,73 @@
 //! Selects the machine instructions for each bytecode instruction.
 
 use super::*;
+use crate::key::{KeyPart, KeyPlan};
 
 impl Assembler<'_> {
     pub(super) fn instruction(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
         let info = &program.info;
         match i.op {
-            Op::Mov => {
-                if i.w == 64
-                    && self.held != Some(i.b)
-                    && let Some(n) = self.immediate(i.b)
-                {
-                    self.slot(&[0xc7], 0, i.a);
-                    self.imm32(n);
-                    self.held = self.held.filter(|h| *h != i.a);
-                    return;
+            Op::Mov => match self.constants.get(&i.b) {
+                Some(n) => {
+                    let n = n & ones(i.w.into());
+                    let to = self.write(i.a);
+                    self.set(to, n);
                 }
-                self.load(RAX, i.b);
-                self.cut(i.w);
-                self.store(i.a);
-            }
-            Op::Add => self.binary(0x03, 0, i),
-            Op::Sub => self.binary(0x2b, 5, i),
-            Op::And => self.binary(0x23, 4, Ins { w: 64, ..i }),
-            Op::Or => self.binary(0x0b, 1, Ins { w: 64, ..i }),
-            Op::Xor => self.binary(0x33, 6, Ins { w: 64, ..i }),
-            Op::Mul => {
-                self.load(RAX, i.b);
-                self.slot(&[0x0f, 0xaf], RAX, i.c);
-                self.cut(i.w);
-                self.store(i.a);
-            }
+                None => {
+                    let to = self.write_from(i.a, i.b);
+                    self.cut(to, i.w);
+                }
+            },
+            Op::Add => self.binary(&[0x03], 0, i),
+            Op::Sub => self.binary(&[0x2b], 5, i),
+            Op::And => self.binary(&[0x23], 4, Ins { w: 64, ..i }),
+            Op::Or => self.binary(&[0x0b], 1, Ins { w: 64, ..i }),
+            Op::Xor => self.binary(&[0x33], 6, Ins { w: 64, ..i }),
+            Op::Mul => self.binary(&[0x0f, 0xaf], 0, i),
             Op::Not => {
-                self.load(RAX, i.b);
-                self.bytes(&[0x48, 0xf7, 0xd0]);
-                self.cut(i.w);
-                self.store(i.a);
+                let to = self.write_from(i.a, i.b);
+                self.pair(true, &[0xf7], 2, to);
+                self.cut(to, i.w);
             }
             Op::Shl | Op::Shr => {
-                self.load(RCX, i.c);
-                self.load(RAX, i.b);
+                self.copy(RCX, i.c);
+                self.copy(RAX, i.b);
                 // 0 in rdx for distances of 64 or more.
                 self.bytes(&[0x31, 0xd2]);
                 self.bytes(&[0x48, 0xd3, if i.op == Op::Shl { 0xe0 } else { 0xe8 }]);
                 self.bytes(&[0x48, 0x83, 0xf9, 63, 0x48, 0x0f, 0x47, 0xc2]);
-                self.cut(i.w);
-                self.store(i.a);
+                self.cut(RAX, i.w);
+                self.result(i.a);
             }
             Op::ShlI | Op::ShrI | Op::SarI => {
-                self.load(RAX, i.b);
                 let form = match i.op {
-                    Op::ShlI => 0xe0,
-                    Op::ShrI => 0xe8,
-                    _ => 0xf8,
+                    Op::ShlI => 4,
+                    Op::ShrI => 5,
+                    _ => 7,
                 };
-                self.bytes(&[0x48, 0xc1, form, i.x as u8]);
-                self.cut(i.w);
-                self.store(i.a);
+                let to = self.write_from(i.a, i.b);
+                self.shift(true, form, to, i.x as u8);
+                self.cut(to, i.w);
             }
-            Op::Rotl if i.w == 32 => {
-                self.load(RAX, i.b);
-                self.bytes(&[0xc1, 0xc0, i.x as u8]);
-                self.store(i.a);
+            Op::Rotl if i.w == 32 || i.w == 64 => {
+                let to = self.write_from(i.a, i.b);
+                self.shift(i.w == 64, 0, to, i.x as u8);
             }
-            Op::Rotl if i.w == 64 => {
-                self.load(RAX, i.b);
-                self.bytes(&[0x48, 0xc1, 0xc0, i.x as u8]);
-                self.store(i.a);
+            Op::Funnel => {
+                self.copy(RAX, i.b);
+                let low = self.read(i.c);
+                // shld rax, low, x
+                self.pair(true, &[0x0f, 0xa4], low, RAX);
+                self.bytes(&[i.x as u8]);
+                self.cut(RAX, i.w);
+                self.result(i.a);
             }
             Op::Sext => {
                 let s = 64 - i.x as u8;
-                self.load(RAX, i.b);
-                self.bytes(&[0x48, 0xc1, 0xe0, s, 0x48, 0xc1, 0xf8, s]);
-                self.cut(i.w);
-                self.store(i.a);
+                let to = self.write_from(i.a, i.b);
+                self.shift(true, 4, to, s);
+                self.shift(true, 7, to, s);
+                self.cut(to, i.w);
             }
             Op::Eq => self.compare(0x94, i),
             Op::Ne => self.compare(0x95, i),
@@ -82,27 +76,29 @@ impl Assembler<'_> {
             Op::Slt => self.compare(0x9c, i),
             Op::Sle => self.compare(0x9e, i),
             Op::UMin => {
-                self.load(RAX, i.b);
-                self.load(RCX, i.c);
-                // cmp rcx, rax; cmovb rax, rcx
-                self.bytes(&[0x48, 0x39, 0xc1, 0x48, 0x0f, 0x42, 0xc1]);
-                self.cut(i.w);
-                self.store(i.a);
+                self.copy(RAX, i.b);
+                let other = self.read(i.c);
+                // cmp other, rax; cmovb rax, other
+                self.pair(true, &[0x39], RAX, other);
+                self.pair(true, &[0x0f, 0x42], RAX, other);
+                self.cut(RAX, i.w);
+                self.result(i.a);
             }
             Op::MovZ => {
-                self.load(RAX, i.c);
-                self.held = None;
-                self.bytes(&[0x48, 0x85, 0xc0]);
-                self.skip(0x75, |a| {
-                    a.load(RAX, i.b);
-                    a.store(i.a);
-                });
-                self.held = None;
+                let (b, c) = (self.read(i.b), self.read(i.c));
+                let to = self.write_from(i.a, i.a);
+                // test c, c; cmovz to, b
+                self.pair(true, &[0x85], c, c);
+                self.pair(true, &[0x0f, 0x44], to, b);
             }
-            Op::Jmp => self.jump_to(&[0xe9], i.a),
+            Op::Jmp => {
+                self.write_shared();
+                self.jump_to(&[0xe9], i.a);
+            }
             Op::Jz | Op::Jnz => {
-                self.load(RAX, i.b);
-                self.bytes(&[0x48, 0x85, 0xc0]);
+                let b = self.read(i.b);
+                self.pair(true, &[0x85], b, b);
+                self.write_shared();
                 self.jump_to(&[0x0f, if i.op == Op::Jz { 0x84 } else { 0x85 }], i.a);
             }
             Op::JEq => self.compare_jump(0x84, i),
@@ -110,6 +106,7 @@ impl Assembler<'_> {
             Op::JUlt => self.compare_jump(0x82, i),
             Op::JUge => self.compare_jump(0x83, i),
             Op::JHit => {
+                self.write_shared();
                 // cmp qword [r13 + HIT], 0
                 self.bytes(&[0x49, 0x83, 0xbd]);
                 self.imm32(HIT);
@@ -117,26 +114,37 @@ impl Assembler<'_> {
                 self.jump_to(&[0x0f, 0x85], i.a);
             }
             Op::Apply => {
+                self.key(&program.tables[i.a as usize].key);
+                self.write_all();
                 self.call(apply as *const () as usize, i.a);
                 self.bytes(&[0x48, 0x85, 0xc0, 0x74, 2, 0xff, 0xd0]);
             }
             Op::Dispatch => {
+                self.write_all();
                 self.call(dispatch as *const () as usize, i.a);
                 self.bytes(&[0xff, 0xe0]);
             }
-            Op::Ret => self.bytes(&[0x48, 0x83, 0xc4, 0x08, 0xc3]),
-            Op::End => self.jump_out(),
+            Op::Ret => {
+                self.write_shared();
+                self.bytes(&[0x48, 0x83, 0xc4, 0x08, 0xc3]);
+            }
+            Op::End => {
+                self.write_shared();
+                self.jump_out();
+            }
             Op::RegLoad if program.register_limbs[i.c as usize] == 1 => {
+                // Out of bounds, the slot keeps its value.
+                let to = self.write_from(i.a, i.a);
                 self.cell(REGISTERS, i.c, info.registers[i.c as usize].size, i.b, 0, |a| {
                     // mov rax, [rcx + rax * 8]
                     a.bytes(&[0x48, 0x8b, 0x04, 0xc1]);
-                    a.store(i.a);
+                    a.move_register(to, RAX);
                 });
             }
             Op::RegStore if program.register_limbs[i.a as usize] == 1 => {
+                self.copy(RDX, i.c);
                 self.cell(REGISTERS, i.a, info.registers[i.a as usize].size, i.b, 0, |a| {
-                    // mov rdx, slot; mov [rcx + rax * 8], rdx
-                    a.slot(&[0x8b], 2, i.c);
+                    // mov [rcx + rax * 8], rdx
                     a.bytes(&[0x48, 0x89, 0x14, 0xc1]);
                 });
             }
@@ -154,11 +162,11 @@ impl Assembler<'_> {
             }
             Op::RemHdr | Op::AddHdr => self.validity(program, pc, i, in_action),
             Op::TraceState => {
+                self.write_all();
                 // sub qword [r13 + STATES], 1
                 self.bytes(&[0x49, 0x83, 0xad]);
                 self.imm32(STATES);
                 self.bytes(&[1]);
-                self.held = None;
                 // No state is left: let the interpreter report it.
                 self.bytes(&[0x0f, 0x89]);
                 let at = self.out.len();
@@ -166,13 +174,46 @@ impl Assembler<'_> {
                 self.call_step(pc, i, in_action);
                 let distance = (self.out.len() - at - 4) as i32;
                 self.out[at..at + 4].copy_from_slice(&distance.to_le_bytes());
-                self.held = None;
             }
             Op::ParserEnd => {}
             Op::Lock | Op::Unlock if !self.many => {}
             Op::Extract => self.extract(program, pc, i, in_action),
+            Op::Emit => self.emit(program, pc, i, in_action),
             Op::Verify | Op::Update => self.checksum(program, pc, i, in_action),
             _ => self.call_step(pc, i, in_action),
+        }
+    }
+
+    /// The value in `rax` becomes a slot's.
+    fn result(&mut self, slot: u32) {
+        let to = self.write(slot);
+        self.move_register(to, RAX);
+    }
+
+    /// Builds a table's key.
+    fn key(&mut self, plan: &KeyPlan) {
+        self.context(RCX, KEY);
+        let mut parts = plan.parts.iter().peekable();
+        while let Some(part) = parts.next() {
+            self.key_part(RAX, part);
+            while let Some(next) = parts.next_if(|p| p.word == part.word) {
+                self.key_part(RDX, next);
+                self.pair(true, &[0x0b], RAX, RDX);
+            }
+            // mov [rcx + word], rax
+            self.bytes(&[0x48, 0x89, 0x81]);
+            self.imm32(part.word as i32 * 8);
+        }
+    }
+
+    fn key_part(&mut self, reg: u8, part: &KeyPart) {
+        self.copy(reg, part.slot);
+        if !part.whole {
+            self.set(RSI, part.mask);
+            self.pair(true, &[0x23], reg, RSI);
+        }
+        if part.shift > 0 {
+            self.shift(true, 4, reg, part.shift as u8);
         }
     }
 
@@ -184,7 +225,7 @@ impl Assembler<'_> {
         if h.vl.is_some() || !h.siblings.is_empty() || h.before.iter().any(crosses) {
             return self.call_step(pc, i, in_action);
         }
-        self.held = None;
+        self.write_all();
         // rcx: the packet; rax: bytes taken; eight bytes are read even for the last field.
         self.context(RCX, PACKET);
         self.bytes(&[0x48, 0x8b, 0x81]);
@@ -242,7 +283,50 @@ impl Assembler<'_> {
         self.imm32(1);
         let distance = (self.out.len() - slow_end - 4) as i32;
         self.out[slow_end..slow_end + 4].copy_from_slice(&distance.to_le_bytes());
-        self.held = None;
+    }
+
+    /// Writes a header, in words of eight bytes. The next header overwrites what the last word has
+    /// too much.
+    fn emit(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
+        let h = &program.headers[i.a as usize];
+        if h.words.is_empty() {
+            return self.call_step(pc, i, in_action);
+        }
+        self.write_shared();
+        // cmp qword [valid], 0
+        self.slot(&[0x83], 7, h.valid());
+        self.bytes(&[0]);
+        self.skip_far(0x84, |a| {
+            // rdx = head + written; written += bytes
+            a.context(RSI, PACKET);
+            a.bytes(&[0x48, 0x8b, 0x96]);
+            a.imm32(WRITTEN);
+            a.bytes(&[0x48, 0x81, 0x86]);
+            a.imm32(WRITTEN);
+            a.imm32(h.fixed_bytes as i32);
+            a.bytes(&[0x49, 0x03, 0x95]);
+            a.imm32(HEAD);
+            for (word, terms) in h.words.iter().enumerate() {
+                for (at, (slot, shift)) in terms.iter().enumerate() {
+                    let reg = if at == 0 { RAX } else { RCX };
+                    a.slot(&[0x8b], reg, *slot);
+                    match shift {
+                        0 => {}
+                        1.. => a.shift(true, 4, reg, *shift as u8),
+                        _ => a.shift(true, 5, reg, shift.unsigned_abs()),
+                    }
+                    if at > 0 {
+                        a.pair(true, &[0x0b], RAX, RCX);
+                    }
+                }
+                if terms.is_empty() {
+                    a.set(RAX, 0);
+                }
+                // bswap rax; mov [rdx + 8 * word], rax
+                a.bytes(&[0x48, 0x0f, 0xc8, 0x48, 0x89, 0x82]);
+                a.imm32(word as i32 * 8);
+            }
+        });
     }
 
     /// An Internet checksum over aligned fields.
@@ -253,7 +337,7 @@ impl Assembler<'_> {
             Some(groups) if sum.target.width == 16 => groups,
             _ => return self.call_step(pc, i, in_action),
         };
-        self.held = None;
+        self.write_all();
         self.bytes(&[0x31, 0xc0]);
         for g in groups {
             let terms = |a: &mut Self| {
@@ -290,7 +374,7 @@ impl Assembler<'_> {
         // not eax; movzx eax, ax
         self.bytes(&[0xf7, 0xd0, 0x0f, 0xb7, 0xc0]);
         if i.op == Op::Update {
-            self.store(sum.target.slot);
+            self.result(sum.target.slot);
             return;
         }
         self.slot(&[0x3b], RAX, sum.target.slot);
@@ -298,7 +382,6 @@ impl Assembler<'_> {
             a.slot(&[0xc7], 0, program.special.bad_sum);
             a.imm32(1);
         });
-        self.held = None;
     }
 
     /// Tests or changes the validity of a header known at compile time.
@@ -310,12 +393,11 @@ impl Assembler<'_> {
         if h.metadata || i.op == Op::RemHdr && h.vl.is_some() || i.op == Op::AddHdr && i.w == 1 {
             return self.call_step(pc, i, in_action);
         }
+        self.write_all();
         self.load(RAX, h.valid());
         if i.op == Op::AddHdr {
-            self.held = None;
             self.bytes(&[0x48, 0x85, 0xc0]);
             self.skip(0x75, |a| a.call_step(pc, i, in_action));
-            self.held = None;
             return;
         }
         // imul rax, rax, bytes; sub [length], rax; mov qword [valid], 0
@@ -324,6 +406,5 @@ impl Assembler<'_> {
         self.slot(&[0x29], RAX, program.special.length);
         self.slot(&[0xc7], 0, h.valid());
         self.imm32(0);
-        self.held = None;
     }
 }

@@ -1,4 +1,4 @@
-//! Pipelines: the order of their nodes; and the deparser's calls.
+//! Pipelines: the order of their nodes.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -301,34 +301,6 @@ impl<'a> Loader<'_, 'a> {
             self.dispatch.push(by_action);
         }
         Ok(())
-    }
-
-    /// Compiles the deparser's work before headers are written: checksums, then calls.
-    pub(super) fn deparser(&mut self) -> Res<Label> {
-        let start = self.asm.label();
-        self.asm.bind(start);
-        self.params.clear();
-        self.asm.params = Params::Known(Vec::new());
-        for (i, c) in self.root.list("checksums")?.iter().enumerate() {
-            if !c.opt("update").map_or(Ok(true), |v| v.bool())? {
-                continue;
-            }
-            let skip = self.asm.label();
-            if let Some(cond) = c.opt("if_cond") {
-                let cond = self.scope().boolean(&cond)?;
-                self.asm.branch(&cond, false, skip);
-            }
-            self.asm.put(Ins::new(Op::Update, i as u32, 0, 0));
-            self.asm.bind(skip);
-            self.asm.end_statement();
-        }
-        for d in self.root.list("deparsers")? {
-            if d.name()? == "deparser" {
-                self.primitives_apart(&d.list("primitives")?)?;
-            }
-        }
-        self.asm.put(Ins::new(Op::End, 0, 0, 0));
-        Ok(start)
     }
 }
 

@@ -3,6 +3,7 @@
 mod actions;
 mod assign;
 mod control;
+mod deparser;
 mod held;
 mod log;
 mod parser;
@@ -16,7 +17,7 @@ use crate::expr::Scope;
 use crate::hash::Algorithm;
 use crate::info::*;
 use crate::json::{Json, Res, parse};
-use crate::layout::{Field, Layout};
+use crate::layout::{Field, Layout, deparser_order};
 use crate::program::*;
 use crate::types::LoadError;
 
@@ -50,6 +51,8 @@ pub(crate) struct Loader<'l, 'a> {
     asserts: Vec<String>,
     dispatch: Vec<Vec<crate::emit::Label>>,
     lock_sets: Vec<Vec<u32>>,
+    /// The headers that the deparser writes, in order.
+    deparse: &'l [u32],
     /// Widths of the parameters of the action being compiled.
     params: Vec<u32>,
 }
@@ -81,7 +84,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     let digests = learn_lists(&root, &layout, &mut info)?;
     let field_lists = field_lists(&root, &layout)?;
     let checksums = checksums(&root, &layout, &calculation_names)?;
-    let deparse = deparse_order(&root, &layout)?;
+    let (deparse, head_bytes) = deparser_order(&root, &layout)?;
 
     // Twice: for normal operation, and for traces.
     let compile = |traced: bool| -> Res<_> {
@@ -111,6 +114,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
             asserts: Vec::new(),
             dispatch: Vec::new(),
             lock_sets: Vec::new(),
+            deparse: &deparse,
             params: Vec::new(),
         };
         let code = l.compile()?;
@@ -137,7 +141,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
         selectors,
         field_lists,
         digests,
-        deparse,
+        head_bytes,
         register_limbs: registers.iter().map(|r| crate::bits::limb_count(r.1) as u32).collect(),
         vset_keys,
         logs,
@@ -485,11 +489,4 @@ fn checksums(root: &Json, layout: &Layout, calculations: &HashMap<String, u32>) 
         out.push(Checksum { name: c.name()?.into(), target, calculation });
     }
     Ok(out)
-}
-
-fn deparse_order(root: &Json, layout: &Layout) -> Res<Vec<u32>> {
-    let Some(d) = root.list("deparsers")?.into_iter().find(|d| d.name() == Ok("deparser")) else {
-        return root.err("there is no deparser `deparser`");
-    };
-    d.get("order")?.items()?.iter().map(|h| layout.header(h)).collect()
 }

@@ -3,8 +3,7 @@
 use super::*;
 
 impl Vm {
-    /// Looks up a table. Returns whether it was hit, and the action with its index in the table's
-    /// list. The action's parameters are then in their slots.
+    /// Builds a table's key and looks it up.
     #[inline]
     pub(crate) fn apply(
         &mut self,
@@ -13,9 +12,22 @@ impl Vm {
         packet: &Packet,
         id: u32,
     ) -> (bool, Option<(u32, u32)>) {
+        program.tables[id as usize].key.build(&self.frame, &mut self.key);
+        self.look_up(program, rt, packet, id)
+    }
+
+    /// Looks up the key in a table. Returns whether it was hit, and the action with its index in the
+    /// table's list. The action's parameters are then in their slots.
+    #[inline]
+    pub(crate) fn look_up(
+        &mut self,
+        program: &Program,
+        rt: &Runtime,
+        packet: &Packet,
+        id: u32,
+    ) -> (bool, Option<(u32, u32)>) {
         let plan = &program.tables[id as usize];
         let table = &rt.tables[id as usize];
-        plan.key.build(&self.frame, &mut self.key);
         let slot = table.lookup.find(&self.key[..plan.key.words]);
         if let Some(slot) = slot {
             if let Some((field, packets)) = plan.meter {
@@ -38,7 +50,10 @@ impl Vm {
         let called = match act {
             Act::Call { action, local, words } => {
                 let first = program.actions[*action as usize].params as usize;
-                self.frame[first..first + words.len()].copy_from_slice(words);
+                // Few words: a loop is faster than a call of memcpy.
+                for (to, word) in self.frame[first..first + words.len()].iter_mut().zip(words) {
+                    *to = *word;
+                }
                 Some((*action, *local))
             }
             Act::None => None,
