@@ -16,6 +16,7 @@ def suspended(old: str, new: str, test: str) -> Removal:
 
 
 FILES = "changed_cut_or_other_files_are_refused"
+POSITIONS = "impossible_positions_of_a_suspended_connection_are_refused"
 PART = "part_with_other_content_is_refused"
 
 REMOVALS = {
@@ -29,5 +30,17 @@ REMOVALS = {
         "rivulet_private_file::create(&new, &file)",
         "std::fs::write(&new, &file)",
         "suspended_download_is_private_and_read_back",
+    ),
+    "suspended-stream": Removal(
+        "host/transport/src/client/suspend.rs",
+        "r.u16().ok().filter(|id| *id < u16::MAX).ok_or(ResumeError)?",
+        "r.u16()?",
+        (f"transports:transfer::{POSITIONS}",),
+    ),
+    "suspended-input": Removal(
+        "host/transport/src/client/suspend.rs",
+        "end.filter(|end| *end <= 1 << REGION_BITS).ok_or(ResumeError)?;",
+        "end.ok_or(ResumeError)?;",
+        (f"transports:transfer::{POSITIONS}",),
     ),
 }

@@ -54,6 +54,25 @@ REMOVALS: dict[str, Removal] = {
         "        tls: service.tls.clone(),\n        ..service.clone()",
         ("agentlib:terminator::tests::terminators_get_no_keys_but_those_of_tickets",),
     ),
+    "tls-inputs-of-client": terminator("head.rs", "\n        || is_name(name, INPUTS)", "", FIELDS),
+    "tls-inputs-of-server": terminator(
+        "exchange.rs",
+        "let head = without_inputs(&server.data()[..length]);",
+        "let head = std::borrow::Cow::Borrowed(&server.data()[..length]);",
+        HTTP + "inputs_reach_neither_server_nor_client",
+    ),
+    "tls-other-host": terminator(
+        "head.rs",
+        "&& without_default_port(scheme, authority) != without_default_port(scheme, host)",
+        "&& scheme.is_empty() && authority == host",
+        HEADS + "target_of_another_host_is_refused",
+    ),
+    "tls-half-closed": terminator(
+        "connection.rs",
+        "let is_ended = count == 0 && *is_shut;",
+        "let is_ended = count == 0;",
+        HTTP + "slow_reader_gets_all_bytes_after_its_fin",
+    ),
     "tls-output-bound": terminator(
         "buffer.rs",
         "if 2 * self.written >= self.bytes.len() {",
@@ -95,7 +114,7 @@ REMOVALS: dict[str, Removal] = {
         "relay.rs",
         "if !round.is_protected || waited > PATIENCE",
         "if waited >= Duration::ZERO || waited > PATIENCE",
-        "https:protect::request_waits_for_a_server_that_is_started_again",
+        "https:protect::request_waits_for_a_server_that_ends_before_its_response",
     ),
     "tls-server-storm": terminator(
         "relay.rs",

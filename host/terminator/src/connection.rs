@@ -215,10 +215,12 @@ impl Connection {
                 self.input.consume(self.input.len());
                 if let Some(count) = self.client.read(&mut self.input)? {
                     *discarded += count;
-                    if count == 0 || *discarded > MAX_DISCARDED_BYTES {
+                    // A client that has closed its direction may still read.
+                    let is_ended = count == 0 && *is_shut;
+                    if is_ended || *discarded > MAX_DISCARDED_BYTES {
                         return Err(ErrorKind::ConnectionAborted.into());
                     }
-                    changed = true;
+                    changed |= count > 0;
                 }
             }
         }

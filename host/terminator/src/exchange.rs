@@ -12,7 +12,7 @@ use rivulet_tls::Response;
 
 use crate::buffer::{Input, Output};
 use crate::channel::Channel;
-use crate::head::{Body, Forwarded, MAX_HEAD_BYTES, find_end, forward_request, parse_reply};
+use crate::head::{Body, Forwarded, MAX_HEAD_BYTES, find_end, forward_request, parse_reply, without_inputs};
 
 /// Ciphertext for the client that may wait to be written, bytes.
 pub(crate) const MAX_OUTPUT_BYTES: usize = 128 << 10;
@@ -319,7 +319,8 @@ impl Exchange {
         client: &mut Output,
     ) -> Option<Progress> {
         let ReplyPhase::Head { is_head, upgrade, scanned: _ } = self.reply else { return None };
-        let head = &server.data()[..length];
+        let head = without_inputs(&server.data()[..length]);
+        let head = head.as_ref();
         let reply = parse_reply(head, is_head)
             .filter(|reply| length <= MAX_HEAD_BYTES && (reply.status != 101 || upgrade));
         let Some(reply) = reply else {

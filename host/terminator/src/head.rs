@@ -5,6 +5,7 @@
 //! refused. The head for the server is written from the parsed lines, so that the server sees
 //! exactly the request that was checked.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 
 use rivulet_http::{Chunks, Field, Framing, Method, Refused, RequestLine, StatusLine};
@@ -19,6 +20,9 @@ const BAD_REQUEST: Refused = Refused(400);
 const FORWARDED: [&[u8]; 5] =
     [b"forwarded", b"x-real-ip", b"client-cert", b"client-cert-chain", b"proxy-connection"];
 const FORWARDED_PREFIX: &[u8] = b"x-forwarded-";
+/// Field with the inputs of a generated response (`docs/trods.md`): a client must not choose them,
+/// and must not read them.
+const INPUTS: &[u8] = b"x-trods";
 
 /// How the server learns the client's address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -154,6 +158,13 @@ fn rewrite(
     if framing.coded && framing.length.is_some() || !framing.host && !line.old {
         return Err(BAD_REQUEST);
     }
+    // The server may take its name from either (RFC 9112 section 3.2.2), and `X-Forwarded-Host` has
+    // one of them.
+    if let (Some((scheme, authority)), Some(host)) = (scheme_and_authority(line.target), host)
+        && without_default_port(scheme, authority) != without_default_port(scheme, host)
+    {
+        return Err(BAD_REQUEST);
+    }
     // HTTP/2 in a tunnel would carry requests to the server that are not checked here.
     let protocol = protocol.filter(|p| wants_upgrade && !line.old && !names_http2(p));
     if let Some(protocol) = protocol {
@@ -189,6 +200,35 @@ fn rewrite(
     })
 }
 
+/// Scheme and authority of a target in absolute form; `None` for other forms.
+fn scheme_and_authority(target: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = target.windows(3).position(|w| w == b"://")?;
+    let (scheme, rest) = (&target[..at], &target[at + 3..]);
+    if target.starts_with(b"/") || !scheme.iter().all(u8::is_ascii_alphanumeric) {
+        return None;
+    }
+    let end = rest.iter().position(|b| matches!(b, b'/' | b'?' | b'#')).unwrap_or(rest.len());
+    Some((scheme, &rest[..end]))
+}
+
+/// A host and port in lower case, without the port that the scheme has by default.
+fn without_default_port(scheme: &[u8], authority: &[u8]) -> Vec<u8> {
+    let default: &[u8] = if scheme.eq_ignore_ascii_case(b"https") { b":443" } else { b":80" };
+    authority.strip_suffix(default).unwrap_or(authority).to_ascii_lowercase()
+}
+
+/// The head of a response without the inputs from which the server generated it.
+pub(crate) fn without_inputs(head: &[u8]) -> Cow<'_, [u8]> {
+    let is_inputs = |line: &&[u8]| {
+        line.iter().position(|&b| b == b':').is_some_and(|colon| is_name(line[..colon].trim_ascii(), INPUTS))
+    };
+    let lines = || head.split_inclusive(|&b| b == b'\n');
+    if !lines().any(|line| is_inputs(&line)) {
+        return Cow::Borrowed(head);
+    }
+    Cow::Owned(lines().filter(|line| !is_inputs(line)).flatten().copied().collect())
+}
+
 fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     for part in [name, b": ", value, b"\r\n"] {
         out.extend_from_slice(part);
@@ -209,11 +249,12 @@ fn is_same(a: u8, lower: u8) -> bool {
 fn is_removed(name: &[u8]) -> bool {
     let is_forwarded =
         name.get(..FORWARDED_PREFIX.len()).is_some_and(|start| is_name(start, FORWARDED_PREFIX));
-    // The last two fields concern only the connection between the client and this terminator.
+    // The next two fields concern only the connection between the client and this terminator.
     is_forwarded
         || FORWARDED.iter().any(|known| is_name(name, known))
         || is_name(name, b"keep-alive")
         || is_name(name, b"http2-settings")
+        || is_name(name, INPUTS)
 }
 
 fn names_http2(protocols: &[u8]) -> bool {
@@ -300,6 +341,8 @@ mod tests {
             "Client_Cert_Chain: :eA==:",
             "Forwarded: for=1.1.1.1",
             "X-Real-IP: 1.1.1.1",
+            "X-TRODS: 7",
+            "x_trods: 7",
             "Proxy-Connection: close",
             "Keep-Alive: 5",
             // The next proxy would remove the field that we set.
@@ -309,6 +352,44 @@ mod tests {
         ] {
             assert_eq!(fields(&format!("{field}\r\n")).unwrap().0, plain, "{field}");
         }
+    }
+
+    #[test]
+    fn target_of_another_host_is_refused() {
+        let forward = |target: &str, host: &str| {
+            forward(&format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n")).map(|(head, _)| head)
+        };
+        for (target, host) in [
+            ("http://a/x", "a"),
+            ("HTTPS://A.example:443/x?y", "a.EXAMPLE"),
+            ("http://a", "a:80"),
+            ("http://[fd00::1]:81/", "[fd00::1]:81"),
+            ("/http://b/x", "a"),
+            ("/x?u=http://b/", "a"),
+        ] {
+            let head = forward(target, host).unwrap();
+            assert!(head.starts_with(&format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n")), "{head}");
+        }
+        for (target, host) in [
+            ("http://b/x", "a"),
+            ("http://a:81/x", "a"),
+            ("https://a:80/x", "a"),
+            ("http://user@a/x", "a"),
+            ("http://b?/a", "a"),
+            ("http:///a", "a"),
+            ("http://b#@a/", "a"),
+        ] {
+            assert_eq!(forward(target, host), Err(400), "{target} {host}");
+        }
+    }
+
+    #[test]
+    fn inputs_are_removed_from_responses() {
+        let head =
+            "HTTP/1.1 200 OK\r\nx-trods: a \r\nA: X-TRODS\r\nX-TRODS:\nX_TRODS: b\r\nX-TRODS-B: b\r\n\r\n";
+        let expected = "HTTP/1.1 200 OK\r\nA: X-TRODS\r\nX-TRODS-B: b\r\n\r\n";
+        assert_eq!(without_inputs(head.as_bytes()), expected.as_bytes());
+        assert!(matches!(without_inputs(expected.as_bytes()), Cow::Borrowed(_)));
     }
 
     #[test]

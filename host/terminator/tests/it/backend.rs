@@ -110,6 +110,8 @@ fn answer(mut stream: &TcpStream, reader: &mut impl BufRead, head: &str, served:
     };
     match kind {
         "head" => whole(stream, head.as_bytes())?,
+        "inputs" => stream
+            .write_all(b"HTTP/1.1 200 OK\r\nX-TRODS: 7\r\nETag: \"e\"\r\nContent-Length: 4\r\n\r\nmade")?,
         "cached" => {
             stream.write_all(b"HTTP/1.1 304 Not Modified\r\nContent-Length: 7\r\nETag: \"e\"\r\n\r\n")?
         }

@@ -251,6 +251,34 @@ fn response_is_complete_after_client_closes() {
     }
 }
 
+/// A client that closes its direction right after its request reads the response slowly: the end of
+/// the response, and `close_notify`, still wait to be sent when the terminator has read its FIN.
+#[test]
+fn slow_reader_gets_all_bytes_after_its_fin() {
+    const LENGTH: usize = 20_000_000;
+    let rig = Rig::new();
+    let mut stream = rig.connect();
+    write!(stream, "GET /{LENGTH} HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    stream.sock.shutdown(Shutdown::Write).unwrap();
+    thread::sleep(std::time::Duration::from_millis(300));
+    let mut all = Vec::new();
+    stream.read_to_end(&mut all).expect("close_notify");
+    assert!(all.ends_with(&content(LENGTH)), "{} bytes", all.len());
+}
+
+#[test]
+fn inputs_reach_neither_server_nor_client() {
+    let rig = Rig::new();
+    let mut stream = rig.connect();
+    stream.write_all(b"GET /head HTTP/1.1\r\nHost: h\r\nX-TRODS: 7\r\nx_trods: 8\r\n\r\n").unwrap();
+    let head = String::from_utf8(read_response(&mut stream).1).unwrap();
+    assert!(!head.to_lowercase().contains("trods"), "{head}");
+    stream.write_all(b"GET /inputs HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    let (head, body) = read_response(&mut stream);
+    assert!(!head.contains("TRODS") && head.contains("ETag"), "{head}");
+    assert_eq!(body, b"made");
+}
+
 #[test]
 fn slow_reader_gets_all_bytes_beside_others() {
     let rig = Rig::with(|config| config.workers = 1);

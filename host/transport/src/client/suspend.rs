@@ -10,7 +10,7 @@ use rivulet_packet::SealedContinuation;
 use super::connection::{Config, Connection, Phase, Stream};
 use super::generation::Generation;
 use super::input::Input;
-use super::output::Output;
+use super::output::{Output, REGION_BITS};
 use crate::seal::address_bytes;
 use crate::time::Time;
 use crate::ucont::{MAX_UCONT, validity};
@@ -146,10 +146,12 @@ impl Connection {
         let (receive, send) = (connection.config.receive_buffer, connection.config.send_buffer);
         connection.streams.clear();
         for _ in 0..r.u16()? {
-            let id = r.u16()?;
+            // No connection opens a stream 65,535, whose offsets would not fit in 64 bits.
+            let id = r.u16().ok().filter(|id| *id < u16::MAX).ok_or(ResumeError)?;
             let (base, finished) = (r.u64()?, r.u8()? != 0);
             let unconsumed = r.long()?;
-            base.checked_add(unconsumed.len() as u64).ok_or(ResumeError)?;
+            let end = base.checked_add(unconsumed.len() as u64);
+            end.filter(|end| *end <= 1 << REGION_BITS).ok_or(ResumeError)?;
             let mut input = Input::resumed(send, base, unconsumed, finished);
             for _ in 0..r.u8()? {
                 let sealed = r.long()?;

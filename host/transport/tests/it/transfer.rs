@@ -1,7 +1,8 @@
 //! Whole transfers between a client and a stateless server, in virtual time.
 
 use crate::support::{self, Random, World, expected};
-use rivulet_transport::client::Config;
+use rivulet_transport::Time;
+use rivulet_transport::client::{Config, Connection};
 
 const RTT: u64 = 20_000;
 
@@ -161,6 +162,30 @@ fn suspended_connection_resumes_from_another_address() {
     assert!(w.run(w.now + 600_000_000, &mut fate, complete(size)), "{:?}", w.refusals);
     assert!(w.got(0) == expected(size));
     assert!(w.client.statistics().restarts >= 2, "challenged first");
+}
+
+/// Positions that no connection reaches: a stream whose output space would end at 2^64, and input
+/// behind the 2^48 bytes of a stream. The first one made `rivulet get --resume` panic.
+#[test]
+fn impossible_positions_of_a_suspended_connection_are_refused() {
+    let mut w = World::new(Config::default());
+    w.write(0, b"2000000\n");
+    assert!(w.run(60_000_000, &mut |_, _: &[u8]| vec![RTT / 2], |w| w.got(0).len() > 500_000));
+    let bytes = w.suspend();
+    // Behind the magic, two addresses, the continuation, two 32-bit numbers, the next stream and the
+    // number of streams.
+    let id = 4 + 2 * 18 + rivulet_packet::SealedContinuation::LENGTH + 4 + 4 + 2 + 2;
+    let resume = |at: usize, value: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        Connection::resume(&bytes, Config::default(), support::CLIENT.parse().unwrap(), Time(w.now)).is_ok()
+    };
+    assert_eq!(bytes[id..id + 2], [0, 0]);
+    assert!(resume(id, &65_534u16.to_be_bytes()));
+    assert!(!resume(id, &65_535u16.to_be_bytes()));
+    for (base, is_possible) in [(0, true), (1 << 48, true), ((1 << 48) + 1, false), (u64::MAX, false)] {
+        assert_eq!(resume(id + 2, &u64::to_be_bytes(base)), is_possible, "{base}");
+    }
 }
 
 #[test]

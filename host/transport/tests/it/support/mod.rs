@@ -337,11 +337,16 @@ impl World {
         result
     }
 
-    /// Suspends the connection and resumes it from another address after a pause.
-    pub fn resume(&mut self, local: &str, pause: u64) {
+    /// Suspends the connection and puts another one in its place.
+    pub fn suspend(&mut self) -> Vec<u8> {
         let (here, there) = (CLIENT.parse().unwrap(), SERVICE.parse().unwrap());
         let spare = Connection::open(Config::default(), here, there, Time(self.now));
-        let bytes = std::mem::replace(&mut self.client, spare).suspend().expect("an open connection");
+        std::mem::replace(&mut self.client, spare).suspend().expect("an open connection")
+    }
+
+    /// Suspends the connection and resumes it from another address after a pause.
+    pub fn resume(&mut self, local: &str, pause: u64) {
+        let bytes = self.suspend();
         for cut in 0..bytes.len() {
             let half =
                 Connection::resume(&bytes[..cut], Config::default(), local.parse().unwrap(), Time(self.now));
