@@ -28,6 +28,9 @@ pub const FLAG_REKEY_WANTED: u8 = 0x04;
 
 /// Largest gain: with the two packets of slow start, an acknowledgement releases ten.
 pub const MAX_GAIN: u8 = 8;
+/// Smallest gain that is no gain but the clock of a window by Cubic (RFC 9438): the upper seven
+/// bits are the round trip time in eighths of an octave, bit 0 means that `ssthresh` is W_max.
+pub const LEAST_CLOCK: u8 = 16;
 
 /// AES-CMAC, first 12 bytes.
 pub type Mac = [u8; MAC];
@@ -58,7 +61,8 @@ pub struct TransportContinuation {
     /// Slow-start threshold, packets.
     pub ssthresh: u16,
     /// Extra packets that each of the first `start_cwnd` acknowledgements adds beyond slow start,
-    /// because the window was retired by another connection; at most [`MAX_GAIN`], and 0 otherwise.
+    /// because the window was retired by another connection: 1 to [`MAX_GAIN`]. 0: none. From
+    /// [`LEAST_CLOCK`] on: the window follows Cubic by this clock.
     pub gain: u8,
     /// TCP sequence number of response n is `wire_base + n * mss`.
     pub wire_base: u32,
@@ -97,7 +101,7 @@ impl TransportContinuation {
         if flags & !(FLAG_MARKED | FLAG_FIRST | FLAG_REKEY_WANTED) != 0 {
             return Err(WireError::ContinuationFlags(at + 20));
         }
-        if gain > MAX_GAIN {
+        if (MAX_GAIN + 1..LEAST_CLOCK).contains(&gain) {
             return Err(WireError::ContinuationGain(at + 21));
         }
         self.gain = gain;

@@ -71,7 +71,7 @@ wire_errors! {
     EntryMark = "entry_mark", "byte {0}: a mark of more than one number, or with a sum";
     TailTruncated = "tail_truncated", "byte {0}: the sealed tail, its MAC or the request's fields end early";
     ContinuationFlags = "continuation_flags", "byte {0}: an unknown flag in a continuation";
-    ContinuationGain = "continuation_gain", "byte {0}: the gain of a continuation is above 8";
+    ContinuationGain = "continuation_gain", "byte {0}: the gain of a continuation is 9 to 15";
     Covers = "covers", "byte {0}: a request that covers neither 1 nor 2 numbers";
     WantCount = "want_count", "byte {0}: more than 16 wants";
     UcontCount = "ucont_count", "byte {0}: more than 16 user continuations";

@@ -39,7 +39,7 @@ pub mod segment;
 pub mod slot;
 pub mod tor;
 
-pub use continuation::{MAX_GAIN, Mac, SealedContinuation, TransportContinuation};
+pub use continuation::{LEAST_CLOCK, MAX_GAIN, Mac, SealedContinuation, TransportContinuation};
 pub use delta::Delta;
 pub use error::{BuildError, WireError};
 pub use eth::EthHeader;

@@ -20,11 +20,13 @@ pub struct TcpFlow {
     pub delayed: bool,
     /// ECN-capable.
     pub ecn: bool,
+    /// Cubic (RFC 9438) in place of Reno.
+    pub cubic: bool,
 }
 
 impl Default for TcpFlow {
     fn default() -> Self {
-        Self { start: 0, bytes: u64::MAX, delay: 0, delayed: false, ecn: false }
+        Self { start: 0, bytes: u64::MAX, delay: 0, delayed: false, ecn: false, cubic: false }
     }
 }
 
@@ -49,7 +51,8 @@ impl Dumbbell {
         let client = net.next_node();
         let server = NodeId(client.0 + 1);
         net.add_node(Client::new(server, self.up, flow.start, 300, flow.delayed));
-        net.add_node(Server::new(client, access, flow.bytes, MSS, flow.ecn));
+        let server_node = Server::new(client, access, flow.bytes, MSS, flow.ecn);
+        net.add_node(if flow.cubic { server_node.with_cubic() } else { server_node });
         (client, server)
     }
 }

@@ -10,7 +10,7 @@ use rivulet_packet::Segment;
 use rivulet_packet::checksum::Sum;
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection, Read};
-use rivulet_transport::server::{Policy, Verdict, step};
+use rivulet_transport::server::{Congestion, Policy, Verdict, step};
 
 use crate::ids::NodeId;
 use crate::{address, content, service};
@@ -133,6 +133,11 @@ fn repaired(mut p: Vec<u8>) -> Vec<u8> {
     p
 }
 
+fn policy(cubic: bool) -> Policy {
+    let congestion = if cubic { Congestion::Cubic } else { Congestion::Reno };
+    Policy { congestion, ..Policy::default() }
+}
+
 /// Runs a session under an enemy's choices.
 ///
 /// # Panics
@@ -140,7 +145,7 @@ fn repaired(mut p: Vec<u8>) -> Vec<u8> {
 pub fn session(bytes: &[u8], enemy: Enemy) -> Session {
     let mut choices = Choices(bytes);
     let setting = choices.byte();
-    let (v6, keys, policy) = (setting & 1 != 0, service::keys(&[1], &[1]), Policy::default());
+    let (v6, keys, policy) = (setting & 1 != 0, service::keys(&[1], &[1]), policy(setting & 2 != 0));
     let config = Config {
         delayed_acks: setting & 4 != 0,
         bare_syn: setting & 8 != 0,

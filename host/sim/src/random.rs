@@ -9,6 +9,7 @@ use crate::service::{Config, ReplicaConfig, Service};
 use crate::tor::Policy;
 use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::{self, Statistics};
+use rivulet_transport::server::Congestion;
 
 /// Virtual time after which a transfer counts as stuck.
 pub const LIMIT: Nanos = 3600 * SECOND;
@@ -105,6 +106,9 @@ pub fn scenario(seed: u64) -> Scenario {
     let tor = crate::tor::Config { policy, stamps: rng.chance(0.8), ..crate::tor::Config::default() };
     let mut config = Config { replicas, down, up, tor, tor_checks: rng.chance(0.5), ..Config::default() };
     config.policy.trust_tor = config.tor.stamps;
+    if seed.is_multiple_of(3) {
+        config.policy.congestion = Congestion::Cubic;
+    }
     let size = match rng.below(4) {
         0 => rng.below(3_000),
         1 => rng.below(50_000),

@@ -5,6 +5,8 @@
 //! without connection state can compute it. The formula printed in Figure 5 is wrong; this one
 //! equals the stepwise simulation (`docs/recovery.md`).
 
+use crate::cubic;
+
 /// Largest window in packets. Offsets in a proof have 16 bits, and a window and its predecessor
 /// must fit in half of that range.
 pub const MAX_CWND: u32 = 16_384;
@@ -16,10 +18,11 @@ pub struct Piece {
     pub tcp_base: u32,
     /// startCwnd, packets; at least 1.
     pub start_cwnd: u16,
-    /// Slow-start threshold, packets.
+    /// Slow-start threshold, packets. In a piece of Cubic that began with a loss or mark: W_max.
     pub ssthresh: u16,
     /// For a piece that starts with a returned window: how many packets each of the first
-    /// [`Piece::start_cwnd`] acknowledgements adds beyond slow start. 0 in every other piece.
+    /// [`Piece::start_cwnd`] acknowledgements adds beyond slow start. From `LEAST_CLOCK` on: the
+    /// clock of Cubic. 0 in every other piece.
     pub gain: u8,
 }
 
@@ -35,13 +38,61 @@ impl Piece {
         let (jumped, threshold) = (self.jumped(), u64::from(self.ssthresh));
         match self.gain {
             0 => cwnd_after(start, threshold, acked),
+            cubic::LEAST_CLOCK.. => self.cubic(k).total,
             gain if acked < start => cap(start + acked * (1 + u64::from(gain))),
             _ => cwnd_after(jumped, threshold, acked - start),
         }
     }
 
+    /// Whether the window follows Cubic.
+    pub fn is_cubic(&self) -> bool {
+        self.gain >= cubic::LEAST_CLOCK
+    }
+
+    /// Whether Cubic makes the window at `k` larger than its Reno-friendly region alone would.
+    pub fn is_ahead_of_reno(&self, k: u32) -> bool {
+        self.is_cubic() && {
+            let window = self.cubic(k);
+            window.total > window.reno
+        }
+    }
+
+    /// Slow start to the threshold, except after a loss; then Cubic from there.
+    fn cubic(&self, k: u32) -> cubic::Window {
+        let (start, threshold) = (u32::from(self.start_cwnd), u32::from(self.ssthresh));
+        let (acked, round_trip) = (self.acked(k), cubic::round_trip_us(self.gain));
+        if cubic::is_epoch(self.gain) {
+            return cubic::window(start, threshold, round_trip, acked, MAX_CWND);
+        }
+        let slow = threshold.saturating_sub(start);
+        if acked < slow {
+            let total = cap(u64::from(start) + u64::from(acked));
+            return cubic::Window { total, reno: total };
+        }
+        // RFC 9438 section 4.8: after slow start to a threshold, K = 0 and W_max is the window.
+        let from = start.max(threshold);
+        cubic::window(from, from, round_trip, acked - slow, MAX_CWND)
+    }
+
+    /// The piece after a loss or mark in the numbers after `k`, which begins at `tcp_base`.
+    pub fn next(&self, k: u32, tcp_base: u32) -> Piece {
+        let start_cwnd = self.after_loss(k) as u16;
+        if !self.is_cubic() {
+            return Piece { tcp_base, start_cwnd, ssthresh: start_cwnd, gain: 0 };
+        }
+        let last = cubic::is_epoch(self.gain).then_some(u32::from(self.ssthresh));
+        let w_max = cubic::next_w_max(self.cwnd(k), last);
+        Piece { tcp_base, start_cwnd, ssthresh: w_max as u16, gain: self.gain | 1 }
+    }
+
+    /// Slow-start threshold for a generation that takes over this piece without a loss, packets.
+    pub fn kept_threshold(&self, window: u16) -> u16 {
+        if cubic::is_epoch(self.gain) { window } else { window.max(self.ssthresh) }
+    }
+
     /// Window and threshold after a loss or mark in the numbers after `k`: half of the packets in
-    /// flight, as [`halved`]. A returned window counts only as far as it was acknowledged here.
+    /// flight, as [`halved`], or 0.7 of them with Cubic. A returned window counts only as far as it
+    /// was acknowledged here.
     /// Until all of it was, the result is half of that part, or half of the first window if that is
     /// more (the Safe Retreat of RFC 9959).
     pub fn after_loss(&self, k: u32) -> u32 {
@@ -49,6 +100,7 @@ impl Piece {
         let proved = u64::from(acked) >= u64::from(self.start_cwnd) + self.jumped();
         match self.gain {
             0 => halved(window),
+            cubic::LEAST_CLOCK.. => cubic::reduced(window),
             _ if proved => halved(window),
             _ => halved(window.min(acked.max(u32::from(self.start_cwnd)))),
         }
@@ -56,7 +108,7 @@ impl Piece {
 
     /// Whether `k` is among the acknowledgements that restore a returned window.
     pub fn is_jumping(&self, k: u32) -> bool {
-        self.gain > 0 && self.acked(k) <= u32::from(self.start_cwnd)
+        self.gain > 0 && !self.is_cubic() && self.acked(k) <= u32::from(self.start_cwnd)
     }
 
     fn acked(&self, k: u32) -> u32 {

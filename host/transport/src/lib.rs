@@ -133,6 +133,7 @@ extern crate alloc;
 
 pub mod client;
 mod cmac;
+mod cubic;
 mod cwnd;
 mod decision;
 mod history;

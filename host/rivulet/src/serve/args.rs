@@ -10,6 +10,7 @@ use rivulet_pktio::IoChoice;
 use rivulet_server::BackEnd;
 use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Plain, Service, Tunnel};
+use rivulet_transport::server::Congestion;
 
 use crate::agent::ControllerArgs;
 use crate::http::{Limits, Marks};
@@ -120,6 +121,11 @@ pub struct ServeArgs {
     /// allows it)
     #[arg(long, value_name = "MECHANISM", default_value_t)]
     pub io: IoChoice,
+
+    /// Congestion control of Rivulet connections: reno, or cubic (RFC 9438); should be equal on all
+    /// replicas
+    #[arg(long, value_name = "CONTROL", default_value_t)]
+    pub congestion: Congestion,
 
     /// Send every continuation whole, not as the difference to what the client predicts (for measurements)
     #[arg(long)]

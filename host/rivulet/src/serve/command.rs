@@ -59,6 +59,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let doorway = doorway.transpose().context("a thread for adopted connections")?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
+        server.set_congestion(args.congestion);
         if let Some(doorway) = &doorway {
             server.set_doorway(doorway.clone());
         }

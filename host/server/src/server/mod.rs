@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
-use rivulet_transport::server::Policy;
+use rivulet_transport::server::{Congestion, Policy};
 
 use crate::adopt::Adopter;
 use crate::back_end::Exchanges;
@@ -97,6 +97,7 @@ pub struct Server {
     acknowledged: bool,
     /// Continuations are sent as differences to the client's prediction.
     delta: bool,
+    congestion: Congestion,
     paths: Paths,
     place: Place,
     filters: Filters,
@@ -172,6 +173,7 @@ impl Server {
             turned: false,
             acknowledged: false,
             delta: true,
+            congestion: Congestion::Reno,
             paths: Paths::default(),
             place,
             filters,
@@ -216,6 +218,7 @@ impl Server {
                 payload,
                 horizon: service.horizon.as_micros() as u64,
                 delta: self.delta,
+                congestion: self.congestion,
                 ..Policy::default()
             };
             let same = |r: &&mut Running| r.service.keys.service == service.keys.service;
@@ -383,6 +386,14 @@ impl Server {
         self.delta = delta;
         for running in &mut self.running {
             running.transport.policy.delta = delta;
+        }
+    }
+
+    /// Sets the congestion control of the protocol's connections (default: Reno).
+    pub fn set_congestion(&mut self, congestion: Congestion) {
+        self.congestion = congestion;
+        for running in &mut self.running {
+            running.transport.policy.congestion = congestion;
         }
     }
 

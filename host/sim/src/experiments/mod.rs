@@ -8,3 +8,4 @@ pub mod sharing;
 pub mod sprayed;
 pub mod spraying;
 pub mod stall;
+pub mod wide;

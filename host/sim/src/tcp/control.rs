@@ -1,4 +1,6 @@
-//! Congestion control of a sender: Reno, or an external manager.
+//! Congestion control of a sender: Reno, Cubic, or an external manager.
+
+use crate::{Nanos, SECOND};
 
 /// RFC 6928.
 const INITIAL_WINDOW: u32 = 10;
@@ -11,7 +13,7 @@ pub(super) enum Event {
     /// Segments arrived, including selectively acknowledged ones. `acked`: cumulatively
     /// acknowledged for the first time. `grows`: the window may grow, because no recovery is
     /// running.
-    Delivered { segments: u32, acked: u32, grows: bool },
+    Delivered { segments: u32, acked: u32, grows: bool, now: Nanos },
     /// An ECN mark arrived.
     Marked,
     /// Some segments are lost, and later ones arrived.
@@ -27,6 +29,8 @@ pub(super) enum Event {
 pub enum Control {
     /// The connection.
     Reno(Reno),
+    /// The connection, by RFC 9438.
+    Cubic(Cubic),
     /// A manager.
     Managed(Managed),
 }
@@ -66,6 +70,7 @@ impl Control {
     pub fn window(&self) -> u32 {
         match self {
             Self::Reno(reno) => reno.cwnd,
+            Self::Cubic(cubic) => cubic.cwnd as u32,
             Self::Managed(managed) => managed.window,
         }
     }
@@ -73,7 +78,7 @@ impl Control {
     /// Takes a managed connection's feedback and resets it.
     pub fn report(&mut self) -> Managed {
         match self {
-            Self::Reno(_) => Managed::default(),
+            Self::Reno(_) | Self::Cubic(_) => Managed::default(),
             Self::Managed(managed) => {
                 let window = managed.window;
                 std::mem::replace(managed, Managed { window, ..Managed::default() })
@@ -84,6 +89,7 @@ impl Control {
     pub(super) fn on(&mut self, event: Event) {
         match self {
             Self::Reno(reno) => reno.on(event),
+            Self::Cubic(cubic) => cubic.on(event),
             Self::Managed(managed) => managed.on(event),
         }
     }
@@ -133,5 +139,69 @@ impl Reno {
     fn halve(&mut self) {
         self.ssthresh = (self.cwnd / 2).max(LEAST);
         (self.cwnd, self.credit) = (self.ssthresh, 0);
+    }
+}
+
+/// The window of one connection by RFC 9438, in real time, as a sender with state computes it.
+#[derive(Debug, Clone)]
+pub struct Cubic {
+    cwnd: f64,
+    ssthresh: f64,
+    w_max: f64,
+    w_est: f64,
+    /// Window at the last reduction.
+    prior: f64,
+    /// Start of congestion avoidance, and the window then.
+    epoch: Option<(Nanos, f64)>,
+}
+
+impl Default for Cubic {
+    fn default() -> Self {
+        let cwnd = f64::from(INITIAL_WINDOW);
+        Self { cwnd, ssthresh: f64::INFINITY, w_max: 0.0, w_est: 0.0, prior: 0.0, epoch: None }
+    }
+}
+
+impl Cubic {
+    fn on(&mut self, event: Event) {
+        match event {
+            Event::Delivered { grows: false, .. } | Event::Recovered => {}
+            Event::Delivered { acked, now, .. } => self.grow(f64::from(acked), now),
+            Event::Lost | Event::Marked => self.reduce(),
+            Event::TimedOut { again } => {
+                if !again {
+                    self.reduce();
+                }
+                self.cwnd = 1.0;
+            }
+        }
+    }
+
+    /// RFC 9438 sections 4.2 to 4.5. As in Linux, the target is the curve's value now.
+    fn grow(&mut self, acked: f64, now: Nanos) {
+        if self.cwnd < self.ssthresh {
+            self.cwnd = (self.cwnd + acked.min(2.0)).min(self.ssthresh);
+            return;
+        }
+        let (began, start) = *self.epoch.get_or_insert((now, self.cwnd));
+        if self.w_est < start {
+            self.w_est = start;
+        }
+        let w_max = self.w_max.max(start);
+        let k = ((w_max - start) / 0.4).cbrt();
+        let t = (now - began) as f64 / SECOND as f64;
+        let alpha = if self.w_est >= self.prior { 1.0 } else { 9.0 / 17.0 };
+        self.w_est += alpha * acked / self.cwnd;
+        let target = (0.4 * (t - k).powi(3) + w_max).clamp(self.cwnd, 1.5 * self.cwnd);
+        // At most one segment more for two acknowledged ones, as the curve is reached.
+        self.cwnd = (self.cwnd + acked / 2.0).min(target.max(self.w_est));
+    }
+
+    fn reduce(&mut self) {
+        self.w_max = if self.cwnd < self.w_max { self.cwnd * 0.85 } else { self.cwnd };
+        self.prior = self.cwnd;
+        self.cwnd = (self.cwnd * 0.7).max(f64::from(LEAST));
+        self.ssthresh = self.cwnd;
+        (self.epoch, self.w_est) = (None, 0.0);
     }
 }

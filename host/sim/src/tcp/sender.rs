@@ -224,6 +224,7 @@ impl Sender {
             segments: delivered + newly_sacked as u32,
             acked: delivered,
             grows,
+            now,
         });
         self.detect(now);
         if acked > 0 {

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 
+use super::control::{Control, Cubic};
 use super::{Kind, Rto, Segment, Sender};
 use crate::Nanos;
 use crate::ids::{LinkId, NodeId};
@@ -20,6 +21,7 @@ pub struct Server {
     ecn: Ecn,
     syn_ack: Option<Nanos>,
     sender: Option<Sender>,
+    control: Control,
 }
 
 impl Server {
@@ -29,7 +31,21 @@ impl Server {
         let segments = bytes.div_ceil(u64::from(mss)).max(1);
         let last = bytes - (segments - 1) * u64::from(mss);
         let ecn = if ecn { Ecn::Ect0 } else { Ecn::NotEct };
-        Self { client, link, segments, sizes: (mss, last as u32), ecn, syn_ack: None, sender: None }
+        Self {
+            client,
+            link,
+            segments,
+            sizes: (mss, last as u32),
+            ecn,
+            syn_ack: None,
+            sender: None,
+            control: Control::default(),
+        }
+    }
+
+    /// The same with Cubic (RFC 9438) in place of Reno.
+    pub fn with_cubic(self) -> Self {
+        Self { control: Control::Cubic(Cubic::default()), ..self }
     }
 
     /// The connection's sending side, after the request arrived.
@@ -66,7 +82,7 @@ impl Node for Server {
                     if let Some(sent) = self.syn_ack {
                         rto.sample(ctx.now - sent);
                     }
-                    self.sender = Some(Sender::new(self.segments, rto));
+                    self.sender = Some(Sender::with(self.segments, rto, self.control.clone()));
                 }
             }
             Kind::Ack(ack) => {

@@ -1,9 +1,10 @@
 //! The experiments at a size for tests; `rivulet-sim` runs them in full. The bounds are those of
 //! the full runs, but wider where few seeds leave more to chance.
 
-use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sprayed, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sprayed, spraying, stall, wide};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, stats};
+use rivulet_transport::server::Congestion;
 
 #[test]
 fn transfers_take_about_as_long_as_those_of_sack_reno() {
@@ -120,4 +121,40 @@ fn probes_do_not_fill_a_crowded_link() {
     // The upper limit is 0.935: the rest is headers.
     let share = crowd::goodput(1, 500, 6 * SECOND);
     assert!(share > 0.875, "500 clients get {share:.3} of the link");
+}
+
+/// One loss in 50,000 packets at 100 ms. Fails if the window follows Reno, or if its clock is wrong.
+#[test]
+fn cubic_gets_twice_renos_rate_on_long_paths() {
+    let rate = |congestion| {
+        let rates = (0..2).map(|seed| wide::rate(seed, congestion, 2e-5, 100 * MILLISECOND, 60 * SECOND));
+        stats::mean(&rates.collect::<Vec<_>>())
+    };
+    let (cubic, reno) = (rate(Congestion::Cubic), rate(Congestion::Reno));
+    assert!(cubic >= 1.8 * reno, "{cubic} and {reno} bits/s");
+}
+
+#[test]
+fn cubic_at_random_loss_is_as_fast_as_with_state() {
+    for (loss, rtt) in [(1e-3, 100), (1e-3, 20), (1e-2, 50)] {
+        let (rtt, time) = (rtt * MILLISECOND, 60 * SECOND);
+        let mean = |rate: &dyn Fn(u64) -> f64| stats::mean(&(0..3).map(rate).collect::<Vec<_>>());
+        let ours = mean(&|seed| wide::rate(seed, Congestion::Cubic, loss, rtt, time));
+        let theirs = mean(&|seed| wide::reference(seed, true, loss, rtt, time));
+        let ratio = ours / theirs;
+        assert!((0.85..1.15).contains(&ratio), "loss {loss}, {rtt} ns: {ours} and {theirs} bits/s");
+    }
+}
+
+/// Fails at 100 ms if the clock of the handshake is kept when a queue has doubled the round trip.
+#[test]
+fn one_flow_among_cubic_flows_gets_its_share() {
+    for (others, rtt) in [(1, 20), (1, 100)] {
+        let time = 100 * SECOND;
+        let shares: Vec<f64> =
+            (0..4).map(|seed| wide::share(seed, others, rtt * MILLISECOND, time)).collect();
+        let mean = stats::mean(&shares);
+        println!("{mean:.3} among {others} at {rtt} ms: {shares:?}");
+        assert!((0.8..1.25).contains(&mean), "{mean} among {others} at {rtt} ms: {shares:?}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod build;
 mod cache;
+mod clock;
 mod plan;
 mod policy;
 mod refusal;
@@ -13,7 +14,7 @@ mod step;
 
 pub use cache::MinisocketCache;
 pub use plan::{Head, HeadKind, InputEvent, Plan, STEADY_OVERHEAD, Sent, Verdict};
-pub use policy::Policy;
+pub use policy::{Congestion, Policy};
 pub use refusal::Refusal;
 pub use replay::{LeftBy, ReplayKey, ReplayMemory, ReplayStatistics, Use};
 pub use reply::{Answer, Reply, RespondError};

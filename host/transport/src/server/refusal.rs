@@ -42,6 +42,10 @@ pub enum Refusal {
     /// The cookie that completes a bare SYN is wrong.
     #[error("the cookie is wrong")]
     Cookie,
+    /// The client claimed a longer round trip when its window's clock was set than it has now, and
+    /// ignored the request to REKEY.
+    #[error("the clock of the window is more than twice as fast as the client's round trips")]
+    Clock,
     /// A user continuation is invalid, or input does not match its input continuation.
     #[error("a user continuation of another connection, or input at an offset that it does not cover")]
     User,
@@ -49,7 +53,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// All names, for counters.
-    pub const NAMES: [&'static str; 13] = [
+    pub const NAMES: [&'static str; 14] = [
         "malformed",
         "seal_epoch",
         "nonce_epoch",
@@ -61,6 +65,7 @@ impl Refusal {
         "too_small",
         "replayed",
         "cookie",
+        "clock",
         "user",
         "verdict",
     ];
@@ -91,6 +96,7 @@ impl Refusal {
             Self::TooSmall => "too_small",
             Self::Replayed => "replayed",
             Self::Cookie => "cookie",
+            Self::Clock => "clock",
             Self::User => "user",
         }
     }

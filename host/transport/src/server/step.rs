@@ -4,6 +4,7 @@
 use arrayvec::ArrayVec;
 use rivulet_packet::{Ecn, Request, RequestClass, SealedContinuation, Segment, TransportContinuation, Want};
 
+use super::clock;
 use super::plan::{HeadKind, Plan, Verdict};
 use super::policy::Policy;
 use super::refusal::Refusal;
@@ -15,7 +16,8 @@ use crate::retired::{self, Retired, Seed};
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, Time, stamp_age};
 use crate::verdict::{
-    Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, answered_before, decide, piece_of,
+    Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, answered_before, decide, opens,
+    piece_of,
 };
 
 /// Smallest and largest slot that a SYN can ask for, in bytes of TCP payload.
@@ -183,23 +185,6 @@ fn is_newer(usable: u16, used: u16) -> bool {
     usable != 0 && (usable.wrapping_sub(used) as i16) > 0
 }
 
-/// Smoothed round-trip time from the ToR's clock (RFC 6298 with alpha 1/8). It is advisory.
-fn smoothed(context: &Context<'_, '_>, request: &Request<'_>, c: &TransportContinuation) -> u32 {
-    let sample = stamp_age(context.now, c.time) - request.hold_micros() as i64;
-    let usable =
-        request.class == RequestClass::Normal && c.tor_id == context.tor_id && request.hold != u16::MAX;
-    match u32::try_from(sample) {
-        Ok(sample) if usable && sample > 0 => {
-            if c.srtt == 0 {
-                sample
-            } else {
-                c.srtt - c.srtt / 8 + sample / 8
-            }
-        }
-        _ => c.srtt,
-    }
-}
-
 fn continue_trickle<'a>(
     context: &Context<'_, 'a>,
     request: &Request<'a>,
@@ -207,13 +192,20 @@ fn continue_trickle<'a>(
     go: &Go,
 ) -> Result<Verdict<'a>, Refusal> {
     let mut stamped = context.restamp(c);
-    let piece = go.piece.unwrap_or(piece_of(c));
+    let mut piece = go.piece.unwrap_or(piece_of(c));
     stamped.marked |= context.policy.congested && piece.cwnd(c.number) >= LEAST_MARKED;
+    let srtt = clock::smoothed(context.now, context.tor_id, request, c);
+    // Only the request that opens the first window has one round trip time for all of its numbers.
+    let congestion = context.policy.congestion;
+    let opened = if opens(c) && piece.gain == 0 { clock::opening(congestion, srtt) } else { 0 };
+    piece.gain |= opened;
+    stamped.rekey_wanted |= clock::is_rekey_wanted(congestion, &piece, srtt, c.number)?;
     let mut next = with_piece(&TransportContinuation { base: go.base, ..stamped }, piece);
-    next.srtt = smoothed(context, request, c);
+    next.srtt = srtt;
     let mut plan = context.plan(Some(*request), next);
     plan.regenerated = stamped;
-    let predictable = context.policy.delta && request.class == RequestClass::Normal;
+    // A client does not know the clock of its window before it gets it.
+    let predictable = context.policy.delta && request.class == RequestClass::Normal && opened == 0;
     plan.predicted = predictable.then(|| predict(c, go));
     for (number, want) in go.retransmit.iter().zip(request.wants().filter(|w| w.retransmit)) {
         plan.push(HeadKind::Retransmission, number, true, Some(want));
@@ -272,7 +264,7 @@ fn new_generation<'a>(
         tcp_base: first.wrapping_sub(1),
         start_cwnd: fresh.start_cwnd,
         ssthresh: fresh.ssthresh,
-        gain: 0,
+        gain: clock::opening(context.policy.congestion, c.srtt),
         wire_base: end.wrapping_sub(first.wrapping_mul(u32::from(c.mss))),
         ..context.restamp(c)
     };

@@ -237,6 +237,10 @@ pub fn responses() -> Vec<Spec> {
         data: b"",
     };
     out.push(response("a DATA with all it can hold", 0, &r));
+    let cubic = TransportContinuation { start_cwnd: 70, ssthresh: 100, gain: 0xAB, ..c.fields };
+    let continuation = NewContinuation::Full(SealedContinuation { fields: cubic, mac: c.mac });
+    let r = Response { continuation, end: false, prime: false, token: None, consumed: None, data: b"x", ..r };
+    out.push(response("a DATA with a window by Cubic", 0, &r));
     out
 }
 
