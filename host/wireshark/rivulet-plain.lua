@@ -41,7 +41,7 @@ field("slot", "uint8", "Slot", base.DEC)
 field("window", "uint32", "Congestion window when it was sent, octets", base.DEC)
 field("all", "uint8", "All that the client said is acknowledged", base.DEC)
 field("object", "uint16", "Number of the large object, encrypted with a pad of the connection", base.HEX)
-field("large_check", "uint8", "Hash of connection, table and the other bits, 2 bits", base.DEC)
+field("large_check", "uint8", "Hash of connection, table and the other bits, 3 bits", base.DEC)
 field("clock", "uint32", "Clock of the kernel's socket, 22 bits", base.DEC)
 
 local list = {}
@@ -123,8 +123,8 @@ local function stamp(tree, range, value, now, back_end)
     local window = math.floor(2048 * 2 ^ (bits(value, 16, 6) / 7) + 0.5)
     sub:add(f.window, range, window)
     sub:add(f.all, range, bits(value, 15, 1))
-    sub:add(f.object, range, bits(value, 5, 10))
-    sub:add(f.large_check, range, bits(value, 3, 2))
+    sub:add(f.object, range, bits(value, 6, 9))
+    sub:add(f.large_check, range, bits(value, 3, 3))
     sub:add(f.scale, range, SCALES[bits(value, 0, 3)])
     return string.format("%s, window %d", KINDS[kind], window)
   end
@@ -140,7 +140,7 @@ local function stamp(tree, range, value, now, back_end)
     local length = (start - FIRST_START) * 4 + bits(value, 3, 2)
     sub:add(f.length, range, length)
     class(sub, range, bits(value, 15, 2))
-    sub:add(f.check, range, bits(value, 5, 10))
+    sub:add(f.check, range, bits(value, 6, 9))
     words = string.format("a back end's answer of %d", length)
   else
     start = (start - FIRST_START) * 64

@@ -51,7 +51,7 @@ def answer_value(start: int, scale: int = 4, next_: int = 0x123, version: int = 
 
 def large_value(position: int, kind: int, window: int = 20, number: int = 3, check: int = 1, scale: int = 4) -> int:
     """TSval of a large answer's segment that begins at this position."""
-    return (position >> 16) % 256 << 24 | kind << 22 | window << 16 | number << 5 | check << 3 | scale
+    return (position >> 16) % 256 << 24 | kind << 22 | window << 16 | number << 6 | check << 3 | scale
 
 
 def kernel_value(slot: int, clock: int = 77) -> int:

@@ -9,8 +9,8 @@ pub(crate) const UNPROVEN_SEGMENTS: u32 = 10;
 /// offset once in sixteen.
 pub(crate) const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
 /// Cells of which acknowledgements must have a right check, one after the other, before a sender made
-/// of an acknowledgement sends whole windows and earns an allowance. Each check has two bits, so a
-/// forger who starts from a right guess has ten more to guess, and one wrong check begins again
+/// of an acknowledgement sends whole windows and earns an allowance. Each check has three bits, so
+/// a forger who starts from a right guess has 15 more to guess, and one wrong check begins again
 /// (`forger_with_a_right_guess_draws_at_most_an_allowance`). A block of the ToR is 16 cells.
 pub(crate) const PROOF_CELLS: u8 = 5;
 

@@ -14,8 +14,8 @@ const RATE: usize = 2 << 10;
 /// Length of a timestamp's cell, bytes.
 const CELL: u32 = 1 << 16;
 /// Mask of the check in a timestamp, and the number of its values.
-const CHECK: u32 = 3 << 3;
-const CHECKS: u32 = 4;
+const CHECK: u32 = 7 << 3;
+const CHECKS: u32 = 8;
 
 /// A connection whose client has received the first flight.
 struct Lie {
@@ -175,7 +175,7 @@ fn ten_segments_leave_before_own_ones_are_acknowledged() {
 }
 
 /// A blind forger whose first guess was right, and that acts on it: it acknowledges what that guess
-/// drew, then `step` segments more at a time, with each of the four values that the check may have
+/// drew, then `step` segments more at a time, with each of the eight values that the check may have
 /// in the cell. Returns the bytes that it drew and those that it sent, and the milliseconds it took.
 fn follow_up(port: u16, step: u32) -> (usize, usize, usize) {
     const FULL: u32 = 1448;

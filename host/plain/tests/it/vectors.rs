@@ -60,8 +60,8 @@ fn render() -> String {
             }
             for (object, shift, version, at, repair, cwnd, all) in [
                 (0u16, 0u8, 1u32, 0u32, false, 14_480u32, false),
-                (0x3ff, 14, u32::MAX, 1 << 30, true, 1 << 20, true),
-                (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000, false),
+                (0x1ff, 14, u32::MAX, 1 << 30, true, 1 << 20, true),
+                (0xa5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000, false),
             ] {
                 let (cell, scale) = (at >> 16, Scale::of(shift));
                 let (of, seal) = (Download { object, scale }, Seal::new(&flow, ring.current, version));

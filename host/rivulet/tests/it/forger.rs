@@ -52,7 +52,7 @@ fn forge(rack: &Rack) {
                 .map(|n| {
                     let port = group * GROUP + n;
                     let random = port.wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
-                    let value = random & 0xff00_0000 | 1 << 22 | 63 << 16 | (port & 3) << 3 | 7;
+                    let value = random & 0xff00_0000 | 1 << 22 | 63 << 16 | (port & 7) << 3 | 7;
                     // Offsets at which segments of a path with short segments end: one of sixteen
                     // is right.
                     let first = (random & 0x78 | 1).wrapping_add(guess * (u32::MAX / GUESSES / 128 * 128));

@@ -138,7 +138,7 @@ fn acknowledge_cells(sender: &mut Sender, cells: u32) -> (usize, u32) {
     (segments, earned)
 }
 
-/// A check has two bits; five right ones in a row prove ten.
+/// A check has three bits; five right ones in a row prove 15.
 #[test]
 fn right_checks_of_five_cells_release_a_window() {
     let mut sender = resumed(1000 * 1448);
