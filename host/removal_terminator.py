@@ -122,6 +122,18 @@ REMOVALS: dict[str, Removal] = {
         "Duration::ZERO",
         "https:protect::request_waits_for_a_server_that_ends_before_its_response",
     ),
+    "tls-registration": terminator(
+        "worker.rs",
+        "                slot.connection.register();\n",
+        "",
+        "https:protect::restarted_agent_gets_state_and_handshake_of_each_connection",
+    ),
+    "tls-agent-absence": terminator(
+        "protect.rs",
+        "self.link.holds() || self.link.awaits_agent()",
+        "self.link.holds()",
+        "https:protect::restarted_agent_gets_state_and_handshake_of_each_connection",
+    ),
     "tls-one-record": terminator(
         "handshake.rs",
         "let mut rest = record;",

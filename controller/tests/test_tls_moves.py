@@ -1,6 +1,8 @@
-"""HTTPS connections to `rivulet tls` behind a real ToR when their replica is drained, and POSTs when it dies.
+"""HTTPS connections to `rivulet tls` behind a real ToR when their replica is drained, when its agent restarts, and
+POSTs when it dies.
 
-A drained replica's connections move in a download and between two requests. A POST is never executed twice.
+A drained replica's connections move in a download and between two requests. An agent that restarts watches the
+terminator's connections again. A POST is never executed twice.
 """
 
 from __future__ import annotations
@@ -112,6 +114,65 @@ def test_kept_connection_moves_between_two_requests(rack: TlsRack) -> None:
     finally:
         kept.end()
     assert rack.trods("refused") == 0
+
+
+def wait_for_registration(rack: TlsRack, name: str) -> None:
+    """Waits until the replica's agent, which has just started, has a record of a connection."""
+
+    def is_stored() -> bool:
+        return bool((rack.replica(name)["trods"] or {}).get("protected", 0) > 0)
+
+    rack.until(is_stored, f"the agent of {name} has stored a record")
+    rack.until(rack.all_well, "all are well")
+
+
+@contextmanager
+def killed(rack: TlsRack, name: str) -> Iterator[None]:
+    """All processes of the replica are dead until the end of the block."""
+    kill_all(rack, name)
+    try:
+        yield
+    finally:
+        rack.start_replica(name)
+        rack.until(rack.all_well, f"{name} is back")
+
+
+def test_download_outlives_its_replica_after_restart_of_agent(rack: TlsRack) -> None:
+    flow = Download.start(rack, PORT + 70)
+    one = flow.holder()
+    adopted, refused = rack.count(one, "adopted_total"), rack.trods("refused")
+    rack.end(one)
+    rack.start_replica(one)
+    wait_for_registration(rack, one)
+    # The terminator's socket went on. Without the registration, the agent would have adopted the
+    # connection by its former record.
+    assert flow.holder() == one
+    assert rack.count(one, "adopted_total") == adopted
+    with killed(rack, one):
+        flow.holder(one)
+        flow.ended_well()
+    assert rack.trods("refused") == refused
+
+
+def test_request_during_restart_of_agent_is_stored(rack: TlsRack) -> None:
+    """The response waits for the agent that starts."""
+    kept = Kept(rack, PORT + 80)
+    try:
+        assert kept.get("/small") == {"status": 200, "body": "small"}
+        one = kept.holder()
+        adopted = rack.count(one, "adopted_total")
+        rack.end(one)
+        kept.send("GET", "/small")
+        rack.start_replica(one)
+        assert kept.response() == {"status": 200, "body": "small"}
+        wait_for_registration(rack, one)
+        assert kept.holder() == one
+        assert rack.count(one, "adopted_total") == adopted
+        with killed(rack, one):
+            assert kept.get("/small") == {"status": 200, "body": "small"}
+            assert kept.holder(one) != one
+    finally:
+        kept.end()
 
 
 @pytest.fixture

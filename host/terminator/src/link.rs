@@ -13,6 +13,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rivulet_trods::record::Handshake;
 use rivulet_trods::terminator::{MAX_MESSAGE, Reply, Request};
 use rivulet_trods::{Asked, Record, StoreOutcome};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -28,6 +29,8 @@ use crate::counters::Counters;
 const RETRY: Duration = Duration::from_millis(200);
 /// Interval of checks whether the agent has answered.
 const LOOK: Duration = Duration::from_millis(2);
+/// How long data that cannot be stored is held back after the agent was lost.
+const ABSENCE: Duration = Duration::from_secs(3);
 /// Messages that wait while the agent does not read. It reads them all within a millisecond unless
 /// it hangs.
 const MAX_WAITING: usize = 16_384;
@@ -43,11 +46,27 @@ pub(crate) struct Adopted {
     pub(crate) sent: Option<u32>,
 }
 
+/// What the agent needs to watch a connection again after its restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) handshake: Handshake,
+    /// Version of the record that was passed to the agent last.
+    pub(crate) version: u32,
+    /// Whether this replica adopted the connection.
+    pub(crate) is_adopted: bool,
+    /// Whether the present agent watches the connection.
+    pub(crate) is_known: bool,
+}
+
 /// A message to a worker.
 #[derive(Debug)]
 pub(crate) enum Mail {
     Stored(Asked, StoreOutcome),
+    /// What the agent knows of the connection with this number.
+    Watched(u64, Box<Identity>),
     Adopted(Box<Adopted>),
+    /// An agent has accepted this terminator.
+    Attached,
     /// The connection to the agent is lost, and outstanding answers will not come.
     Lost,
 }
@@ -93,6 +112,8 @@ pub(crate) struct Link {
     event: OwnedFd,
     is_attached: AtomicBool,
     closed: AtomicBool,
+    /// When the connection to the agent was lost.
+    lost_at: Mutex<Option<Instant>>,
     workers: Vec<Arc<Mailbox>>,
     pub(crate) counters: Arc<Counters>,
     stop: AtomicBool,
@@ -113,6 +134,7 @@ impl Link {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            lost_at: Mutex::default(),
             workers,
             counters,
             stop: AtomicBool::new(false),
@@ -138,6 +160,12 @@ impl Link {
     /// Whether data that cannot be stored is held back instead of being sent unprotected.
     pub(crate) fn holds(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the agent was lost so recently that it is probably starting again. Until it has, the
+    /// ToR excludes this replica, so data that is held back meanwhile would not reach clients.
+    pub(crate) fn awaits_agent(&self) -> bool {
+        self.lost_at.lock().is_some_and(|at| at.elapsed() < ABSENCE)
     }
 
     fn wake(&self) {
@@ -174,7 +202,9 @@ impl Link {
             match self.attach() {
                 Ok(socket) => {
                     let error = self.serve(&socket, &mut next_worker);
-                    self.is_attached.store(false, Ordering::Release);
+                    if self.is_attached.swap(false, Ordering::AcqRel) {
+                        *self.lost_at.lock() = Some(Instant::now());
+                    }
                     *self.outbox.lock() = Outbox::default();
                     self.workers.iter().for_each(|worker| worker.put(Mail::Lost));
                     if !self.stop.load(Ordering::Relaxed) {
@@ -243,6 +273,13 @@ impl Link {
         Ok(())
     }
 
+    /// Passes a message to the worker of the connection with this number.
+    fn put(&self, connection: u64, mail: Mail) {
+        if let Some(worker) = self.workers.get((connection >> 48) as usize) {
+            worker.put(mail);
+        }
+    }
+
     /// Receives one message. Returns false if there is none.
     fn receive(&self, socket: &OwnedFd, buffer: &mut [u8], next_worker: &mut usize) -> io::Result<bool> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -263,14 +300,16 @@ impl Link {
         match Reply::decode(&buffer[..got]).map_err(io::Error::other)? {
             Reply::Welcome { closed } => {
                 self.closed.store(closed, Ordering::Relaxed);
+                *self.lost_at.lock() = None;
                 self.is_attached.store(true, Ordering::Release);
                 tracing::info!(path = %self.path.display(), "attached to the agent");
+                self.workers.iter().for_each(|worker| worker.put(Mail::Attached));
             }
-            Reply::Stored(asked, outcome) => {
-                if let Some(worker) = self.workers.get((asked.connection >> 48) as usize) {
-                    worker.put(Mail::Stored(asked, outcome));
-                }
+            Reply::Watched { connection, handshake, version } => {
+                let identity = Identity { handshake, version, is_adopted: false, is_known: true };
+                self.put(connection, Mail::Watched(connection, Box::new(identity)));
             }
+            Reply::Stored(asked, outcome) => self.put(asked.connection, Mail::Stored(asked, outcome)),
             Reply::Adopt { record, acked, sent } => {
                 let socket =
                     sockets.pop().ok_or_else(|| io::Error::other("a connection without its socket"))?;

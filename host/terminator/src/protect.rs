@@ -13,11 +13,14 @@ use rivulet_trods::terminator::Request;
 use rivulet_trods::{Action, Asked, Flow, Limits, Reason, Record, Settings, StoreOutcome, Tuple, flow};
 
 use crate::channel::Records;
-use crate::link::Link;
+use crate::link::{Identity, Link};
 
 /// Segment size from which the flow computes a first flight. The true size does not matter: the
 /// flow waits at most ten milliseconds for a flight that is smaller.
 const MSS: u16 = 1460;
+/// Versions by which the first record at a new agent exceeds the last one at the former agent, which
+/// may have stored that one again several times by itself.
+const RENEWALS: u32 = 64;
 /// Pause between two checks of the flow's timers.
 const LOOK: Duration = Duration::from_millis(flow::REQUEST_PATIENCE + 1);
 const SHORT_LOOK: Duration = Duration::from_millis(2);
@@ -51,6 +54,9 @@ pub(crate) struct Protection {
     /// For an adopted connection: the client's bytes before this position were available to the
     /// former replica, which may have executed requests in them. `None`: their number is unknown.
     earlier: Option<Option<u32>>,
+    /// What a later process of the agent needs to watch the connection; `None` until the agent has
+    /// stored a record of it.
+    identity: Option<Identity>,
     /// Whether the connection is counted as one with a stored state.
     is_counted: bool,
     /// A request that must not be executed twice was received: the client must be reset.
@@ -97,12 +103,14 @@ impl Protection {
         state: &State,
         released: u64,
         earlier: Option<Option<u32>>,
+        identity: Option<Identity>,
         records: &mut Records,
     ) -> Self {
         let mut actions = Vec::new();
         let flow = Flow::resume(state.http.clone(), &settings(&link), now_ms(), &mut actions);
         let mut protection = Self::of(link, connection, state.tuple(), flow, released);
         (protection.actions, protection.earlier, protection.is_counted) = (actions, earlier, true);
+        protection.identity = identity;
         if let Some(track) = records.tracked_mut() {
             track.forget_before(protection.flow.reads());
         }
@@ -123,6 +131,7 @@ impl Protection {
             has_failed: false,
             released,
             earlier: None,
+            identity: None,
             is_counted: false,
             is_refused: false,
         }
@@ -191,6 +200,23 @@ impl Protection {
             }
             self.tick(now_ms(), records);
             self.send(records);
+            if self.has_failed && self.ticket.is_none() && self.link.is_attached() {
+                // The agent had no room for the message.
+                self.register(records);
+            }
+        }
+    }
+
+    /// Takes what the agent knows of the connection, which it has stored for the first time.
+    pub(crate) fn identify(&mut self, identity: Identity) {
+        self.identity.get_or_insert(identity);
+    }
+
+    /// Has an agent that has started watch the connection, and store its state.
+    pub(crate) fn register(&mut self, records: &Records) {
+        if self.is_active() && self.identity.is_some_and(|identity| !identity.is_known) {
+            self.flow.renew(&mut self.actions);
+            self.act(records);
         }
     }
 
@@ -237,6 +263,9 @@ impl Protection {
             }
             StoreOutcome::Kept | StoreOutcome::Failed => {
                 self.has_failed = outcome == StoreOutcome::Failed;
+                if let Some(identity) = self.identity.as_mut().filter(|_| self.link.is_attached()) {
+                    identity.is_known = true;
+                }
                 if !self.has_failed
                     && self.phase == Phase::Active
                     && !std::mem::replace(&mut self.is_counted, true)
@@ -244,16 +273,30 @@ impl Protection {
                     self.link.counters.count_protected();
                 }
                 self.flow.tick(now_ms(), &mut self.actions);
-                self.flow.stored(ticket, outcome == StoreOutcome::Kept, &mut self.actions);
+                self.settle(ticket, outcome == StoreOutcome::Kept);
                 self.act(records);
             }
         }
     }
 
+    /// Gives the flow the result of a store.
+    fn settle(&mut self, ticket: u64, is_kept: bool) {
+        if !is_kept {
+            self.flow.set_closed(self.link.holds() || self.link.awaits_agent());
+        }
+        self.flow.stored(ticket, is_kept, &mut self.actions);
+    }
+
     /// The connection to the agent is lost, and its answer will not come.
     pub(crate) fn lose_agent(&mut self, records: &Records) {
-        if let Some(ticket) = self.ticket {
-            self.stored(ticket, StoreOutcome::Failed, records);
+        if let Some(identity) = &mut self.identity {
+            identity.is_known = false;
+        }
+        if let Some(ticket) = self.ticket.take() {
+            self.has_failed = true;
+            self.flow.tick(now_ms(), &mut self.actions);
+            self.settle(ticket, false);
+            self.act(records);
         }
     }
 
@@ -295,9 +338,11 @@ impl Protection {
         records.state_of(self.flow.movable()?).filter(|_| self.phase == Phase::Active)
     }
 
-    /// Ends this protection without a report, because another one replaces it.
-    pub(crate) fn replace(&mut self) {
+    /// Ends this protection without a report, because another one replaces it. Returns what the
+    /// agent knows of the connection.
+    pub(crate) fn replace(&mut self) -> Option<Identity> {
         self.phase = Phase::Over;
+        self.identity
     }
 
     fn act(&mut self, records: &Records) {
@@ -343,11 +388,24 @@ impl Protection {
             return;
         };
         let asked = Asked { connection: self.connection, ticket };
-        if self.link.send(&Request::Store(asked, Box::new(state.stored_record()))) {
+        let mut record = Box::new(state.stored_record());
+        let request = match &mut self.identity {
+            Some(identity) if !identity.is_known => {
+                record.handshake = identity.handshake;
+                record.version = identity.version.saturating_add(RENEWALS);
+                Request::Register { asked, record, is_adopted: identity.is_adopted }
+            }
+            _ => Request::Store(asked, record),
+        };
+        if self.link.send(&request) {
             self.ticket = Some(ticket);
+            if let Some(identity) = &mut self.identity {
+                let renewals = if identity.is_known { 0 } else { RENEWALS };
+                identity.version = identity.version.saturating_add(renewals + 1);
+            }
         } else {
             self.has_failed = true;
-            self.flow.stored(ticket, false, &mut self.actions);
+            self.settle(ticket, false);
         }
     }
 
@@ -364,7 +422,9 @@ impl Protection {
 impl Drop for Protection {
     /// When a connection ends in another way, the agent deletes its record.
     fn drop(&mut self) {
-        if self.is_active() {
+        let is_known = self.identity.is_none_or(|identity| identity.is_known) || self.ticket.is_some();
+        // An agent that does not know this connection may have given it to another worker.
+        if self.is_active() && is_known {
             self.link.send(&Request::Unprotected(self.tuple, Reason::Closed));
         }
     }

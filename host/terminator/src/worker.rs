@@ -23,6 +23,8 @@ use crate::socket::EVENTS;
 const TICK: Duration = Duration::from_millis(250);
 /// Connections that are accepted before others get their turn.
 const ACCEPTS: usize = 16;
+/// Connections that are registered at the agent before others get their turn.
+const REGISTERED_AT_ONCE: usize = 64;
 /// Event data of the first listener; those of the others follow it.
 const LISTENER: u64 = 1 << 48;
 /// Event data of the mailbox.
@@ -50,6 +52,8 @@ pub(crate) struct Worker {
     place: u64,
     mailbox: Arc<Mailbox>,
     serial: u16,
+    /// The next slot whose connection is registered at an agent that has started.
+    register_from: Option<usize>,
     /// Times at which connections must be driven without an event.
     looks: BinaryHeap<Reverse<(Instant, usize)>>,
 }
@@ -71,6 +75,7 @@ impl Worker {
             place: place as u64,
             mailbox,
             serial: 0,
+            register_from: None,
             looks: BinaryHeap::new(),
         })
     }
@@ -83,7 +88,8 @@ impl Worker {
         loop {
             let now = Instant::now();
             let look = self.looks.peek().map(|Reverse((at, _))| at.saturating_duration_since(now));
-            let timeout = if self.queue.is_empty() { look.unwrap_or(TICK).min(TICK) } else { Duration::ZERO };
+            let is_waiting = self.queue.is_empty() && self.register_from.is_none();
+            let timeout = if is_waiting { look.unwrap_or(TICK).min(TICK) } else { Duration::ZERO };
             let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.as_nanos() as _ };
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
@@ -105,6 +111,7 @@ impl Worker {
             for index in std::mem::take(&mut self.queue) {
                 self.drive(index, now);
             }
+            self.register_connections();
             if now >= next_look {
                 next_look = now + TICK;
                 if self.shared.stop.load(Ordering::Relaxed) && stopping.is_none() {
@@ -210,13 +217,15 @@ impl Worker {
         for mail in self.mailbox.clone().take() {
             match mail {
                 Mail::Stored(asked, outcome) => {
-                    let (serial, index) = ((asked.connection >> 32) as u16, asked.connection as u32 as usize);
-                    let slot = self.slots.get_mut(index).and_then(Option::as_mut);
-                    if let Some(slot) = slot.filter(|slot| slot.serial == serial) {
-                        slot.connection.stored(asked.ticket, outcome);
-                        self.enqueue(index);
+                    if let Some(connection) = self.numbered(asked.connection) {
+                        connection.stored(asked.ticket, outcome);
+                        self.enqueue(asked.connection as u32 as usize);
                     }
                 }
+                Mail::Watched(number, identity) => {
+                    self.numbered(number).into_iter().for_each(|connection| connection.identify(*identity));
+                }
+                Mail::Attached => self.register_from = Some(0),
                 Mail::Adopted(adopted) => self.adopt(*adopted, now),
                 Mail::Lost => {
                     for index in 0..self.slots.len() {
@@ -228,6 +237,26 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// The connection with this number, unless it has ended.
+    fn numbered(&mut self, number: u64) -> Option<&mut Connection> {
+        let (serial, index) = ((number >> 32) as u16, number as u32 as usize);
+        let slot = self.slots.get_mut(index)?.as_mut()?;
+        (slot.serial == serial).then_some(&mut *slot.connection)
+    }
+
+    /// Registers the next few connections at an agent that has started.
+    fn register_connections(&mut self) {
+        let Some(from) = self.register_from else { return };
+        let to = self.slots.len().min(from + REGISTERED_AT_ONCE);
+        for index in from..to {
+            if let Some(slot) = &mut self.slots[index] {
+                slot.connection.register();
+                self.enqueue(index);
+            }
+        }
+        self.register_from = Some(to).filter(|to| *to < self.slots.len());
     }
 
     /// Continues another replica's connection.

@@ -12,7 +12,7 @@ use super::{Connection, Stage};
 use crate::buffer::Output;
 use crate::channel::{Channel, Records};
 use crate::exchange::Progress;
-use crate::link::Adopted;
+use crate::link::{Adopted, Identity};
 use crate::protect::Protection;
 use crate::relay::{Context, Open};
 use crate::resume::{Resume, Resumed};
@@ -39,8 +39,11 @@ impl Connection {
         let (state, offset) = (resume.state(), resume.state_offset());
         let track = Track::of_state(state, offset).ok_or("a response of unknown length")?;
         let mut records = Records::of_state(state, track, (state.read.sequence.into(), offset));
+        let (handshake, version) = (record.handshake, record.version);
+        let identity = Identity { handshake, version, is_adopted: true, is_known: true };
+        let (number, earlier, link) = (context.number, Some(sent), link.clone());
         let protection =
-            Protection::resume(link.clone(), context.number, state, begun, Some(sent), &mut records);
+            Protection::resume(link, number, state, begun, earlier, Some(identity), &mut records);
         let stage = Stage::Resume(Box::new((resume, records)));
         let mut connection = Self::of(socket, (tuple.client, tuple.service), stage, begun, now);
         connection.protection = Some(protection);
@@ -62,9 +65,10 @@ impl Connection {
         records.set_track(track);
         // Bytes that were not written yet are made again.
         self.output = Output::default();
-        self.protection.iter_mut().for_each(Protection::replace);
+        let identity = self.protection.as_mut().and_then(Protection::replace);
         let (number, state) = (context.number, resume.state());
-        let protection = Protection::resume(link.clone(), number, state, self.written, None, &mut records);
+        let (link, written) = (link.clone(), self.written);
+        let protection = Protection::resume(link, number, state, written, None, identity, &mut records);
         self.protection = Some(protection);
         self.stage = Stage::Resume(Box::new((resume, *records)));
         self.moved = now;
@@ -74,6 +78,16 @@ impl Connection {
     /// Takes the agent's answer to a record.
     pub(crate) fn stored(&mut self, ticket: u64, outcome: StoreOutcome) {
         self.with_protection(|protection, records| protection.stored(ticket, outcome, records));
+    }
+
+    /// Takes what the agent knows of the connection.
+    pub(crate) fn identify(&mut self, identity: Identity) {
+        self.protection.iter_mut().for_each(|protection| protection.identify(identity));
+    }
+
+    /// Registers the connection at an agent that has started.
+    pub(crate) fn register(&mut self) {
+        self.with_protection(|protection, records| protection.register(records));
     }
 
     /// The connection to the agent is lost.

@@ -1,7 +1,7 @@
 //! Connections of a terminator with an agent: which records the agent gets, and what waits until
 //! they are stored. The socket is that of the real agent; the test answers in its place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -11,17 +11,32 @@ use std::time::Duration;
 
 use rivulet_terminator::Config;
 use rivulet_tls::{Resumption, Source, State};
-use rivulet_trods::record::Body;
+use rivulet_trods::record::{Body, Handshake};
 use rivulet_trods::terminator::{Door, Reply, Request};
 use rivulet_trods::{Asked, Reason, Record, StoreOutcome};
 
 use crate::backend::content;
 use crate::{PATIENCE, Rig, get, read_head, read_response};
 
+/// The handshake that the agent reports of each connection.
+const HANDSHAKE: Handshake = Handshake {
+    client_isn: 7,
+    service_isn: 8,
+    mss: 1400,
+    scales: Some((5, 6)),
+    sack: true,
+    timestamp: Some(9),
+    first_timestamp: None,
+    stamps: None,
+    at_ms: 10,
+};
+
 /// The messages that the agent received, and how it answers.
 #[derive(Debug, Default)]
 struct Log {
     records: Vec<Record>,
+    /// Records of connections from before the agent's restart.
+    registered: Vec<Record>,
     others: Vec<Request>,
     /// Records that wait for an answer.
     waiting: Vec<Asked>,
@@ -58,11 +73,20 @@ impl Agent {
                             log.records.push(*record);
                             log.waiting.push(asked);
                         }
+                        Request::Register { asked, record, is_adopted: false } => {
+                            log.registered.push(*record);
+                            log.waiting.push(asked);
+                        }
                         other => log.others.push(other),
                     }
                 }
                 if !log.holds {
                     for asked in std::mem::take(&mut log.waiting) {
+                        if asked.ticket == 1 {
+                            let (connection, handshake) = (asked.connection, HANDSHAKE);
+                            let watched = Reply::Watched { connection, handshake, version: 100 };
+                            assert!(door.send(port, &watched, None));
+                        }
                         assert!(door.send(port, &Reply::Stored(asked, StoreOutcome::Kept), None));
                     }
                 }
@@ -104,12 +128,16 @@ fn rig() -> (Rig, Agent) {
 }
 
 fn rig_with(change: impl FnOnce(&mut Config)) -> (Rig, Agent) {
-    let address: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("door");
-    let agent = Agent::open(&path, address.port());
+    rig_at(&folder.path().join("door"), change)
+}
+
+/// With the agent's socket at this path.
+fn rig_at(path: &Path, change: impl FnOnce(&mut Config)) -> (Rig, Agent) {
+    let address: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let agent = Agent::open(path, address.port());
     let rig = Rig::with(|config| {
-        (config.listen, config.agent) = (vec![address], Some(path));
+        (config.listen, config.agent) = (vec![address], Some(path.to_owned()));
         change(config);
     });
     (rig, agent)
@@ -242,6 +270,46 @@ fn connections_continue_after_agent_ends() {
     agent.until("the next state", |log| log.records.len() >= begun);
     drop(agent);
     assert!(read_response(&mut stream).1 == content(30_000));
+}
+
+/// A state from before the agent's end would not have the request.
+#[test]
+fn restarted_agent_gets_state_and_handshake_of_each_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("door");
+    let (rig, agent) = rig_at(&path, |_| ());
+    let mut streams = [rig.connect(), rig.connect()];
+    for stream in &mut streams {
+        get(stream, "/5");
+    }
+    agent.until("the states with the responses", |log| log.records.len() >= 4);
+    drop(agent);
+    streams[0].write_all(b"GET /300000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    // The response to a request without a stored state waits for the next agent.
+    rig.wait_for("rivulet_tls_requests_total", 3);
+    let sent = streams[0].sock.try_clone().unwrap();
+    sent.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let early = streams[0].read(&mut [0; 100]).unwrap_err();
+    assert!(matches!(early.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{early}");
+    sent.set_read_timeout(Some(PATIENCE)).unwrap();
+    let agent = Agent::open(&path, rig.address().port());
+    assert!(read_response(&mut streams[0]).1 == content(300_000));
+    agent.until("both connections", |log| {
+        let clients: BTreeSet<_> = log.registered.iter().map(|record| record.tuple.client).collect();
+        clients.len() == 2
+    });
+    for record in &agent.log().registered {
+        assert!(record.handshake == HANDSHAKE && record.version > 100, "{record:?}");
+        assert!(State::decode(record.tls.as_ref().unwrap().bytes()).is_ok());
+    }
+    // The agent knows them now.
+    let registered = agent.log().registered.len();
+    for stream in &mut streams {
+        assert!(get(stream, "/20000").1 == content(20_000));
+    }
+    let log = agent.log();
+    assert!(log.registered.len() == registered && log.records.len() >= 2, "{log:?}");
+    assert!(!log.others.iter().any(|other| matches!(other, Request::Unprotected(..))), "{log:?}");
 }
 
 #[test]

@@ -77,6 +77,40 @@ impl Flow {
         Flow { now: now_ms, state, ..Flow::new(tuple, settings) }
     }
 
+    /// A connection that this host's terminator has, and that an earlier process watched. Its
+    /// record counts sequence numbers as in [`submit`](Self::submit), and has the connection's
+    /// handshake and a version that exceeds all that were stored. The first action in `out` stores
+    /// it.
+    #[must_use]
+    pub fn register(
+        asked: Asked,
+        record: Record,
+        settings: &Settings,
+        now_ms: u64,
+        out: &mut Vec<Action>,
+    ) -> Flow {
+        let flow = Flow::of_terminator(record.tuple, settings);
+        let terminated = Box::new(Terminated::register(asked, record, now_ms, out));
+        Flow { now: now_ms, state: State::Terminated(terminated), ..flow }
+    }
+
+    /// Handshake and version of a terminator's connection with a record.
+    #[must_use]
+    pub fn identity(&self) -> Option<(Handshake, u32)> {
+        match &self.state {
+            State::Terminated(terminated) => terminated.identity(),
+            _ => None,
+        }
+    }
+
+    /// Sets whether data that cannot be stored is held ([`Settings::closed`]).
+    pub fn set_closed(&mut self, closed: bool) {
+        self.settings.closed = closed;
+        if let State::Watched(watched) = &mut self.state {
+            watched.set_closed(closed);
+        }
+    }
+
     /// The client's SYN (the TCP header with its options).
     pub fn syn(&mut self, tcp: &[u8]) {
         if let (State::Opening, Some(syn)) = (&self.state, opening(tcp)) {

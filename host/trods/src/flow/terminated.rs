@@ -88,6 +88,24 @@ impl Terminated {
         flow
     }
 
+    /// A connection that an earlier process watched; `out` gets the store of its record first.
+    pub fn register(asked: Asked, record: Record, now: u64, out: &mut Vec<Action>) -> Terminated {
+        let handshake = record.handshake;
+        let (client, service) = (handshake.client_isn.wrapping_add(1), handshake.service_isn.wrapping_add(1));
+        let mut flow = Terminated::new(record.tuple, handshake, client, service);
+        (flow.now, flow.version) = (now, record.version);
+        let (ack, data) =
+            (record.acknowledged().wrapping_add(client), record.response_at.wrapping_add(service));
+        flow.limits = Limits { ack, data, fin_at: None };
+        flow.arrived = ack;
+        flow.submit(asked, record, out);
+        flow
+    }
+
+    pub fn identity(&self) -> Option<(Handshake, u32)> {
+        self.record.as_ref().map(|record| (self.handshake, record.version))
+    }
+
     pub fn limits(&self) -> Limits {
         self.limits
     }

@@ -225,6 +225,10 @@ impl Watched {
         self.blanks_changed |= count != self.blanks.len();
     }
 
+    pub fn set_closed(&mut self, closed: bool) {
+        self.settings.closed = closed;
+    }
+
     pub fn renew(&mut self) {
         self.renews = self.is_known_to_store();
     }

@@ -8,7 +8,7 @@ use rivulet_bpf::trods::{FlowKey, What};
 
 use super::watch::{ASK, LOOK};
 use super::{Frame, Hold};
-use crate::flow::{Action, FLIGHT_PATIENCE, Flow, HANDSHAKE_PATIENCE, Limits, Settings};
+use crate::flow::{Action, Asked, FLIGHT_PATIENCE, Flow, HANDSHAKE_PATIENCE, Limits, Settings};
 use crate::record::{Handshake, MAX_CHECK, Record, Tuple};
 
 /// A watched connection.
@@ -86,6 +86,21 @@ impl Connection {
         let (limits, first, next) =
             (flow.limits(), record.handshake.service_isn.wrapping_add(1), record.acknowledged());
         Connection { adopted: true, awaited: true, ..Connection::of(flow, limits, first, next, now) }
+    }
+
+    /// A connection of this host's terminator that an earlier process watched.
+    pub fn registered(
+        asked: Asked,
+        record: Record,
+        adopted: bool,
+        settings: &Settings,
+        now: u64,
+        out: &mut Vec<Action>,
+    ) -> Connection {
+        let first = record.handshake.service_isn.wrapping_add(1);
+        let flow = Flow::register(asked, record, settings, now, out);
+        let limits = flow.limits();
+        Connection { adopted, ..Connection::of(flow, limits, first, limits.ack, now) }
     }
 
     /// A connection with `first` as the sequence number of the server's first byte, and `next` as

@@ -4,6 +4,8 @@
 //! the ToR decides where a client's segments go. The replica that should get them sends the probe,
 //! and the replica that gets the answer adopts the connection.
 
+mod registered;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -409,11 +411,13 @@ impl Rescue {
     ) -> Result<(), HoldError> {
         let key = FlowKey::new(found.record.tuple.client, found.record.tuple.service);
         let age = found.record.age();
-        if !self.can_resume(&found.record, &key, watch)? {
+        let may_register = found.record.tls.is_some() && watch.awaits_registration(&key);
+        if may_register || !self.can_resume(&found.record, &key, watch)? {
             return Ok(());
         }
         if watch.is_ahead(&key, &age) || watch.is_elsewhere(&key, &age) {
             tracing::debug!(client = %key.client(), ?age, "is here, or elsewhere");
+            self.outdate(&key, found, watch);
             return Ok(());
         }
         if let Some(pin) = found.other.filter(|_| found.waits) {
@@ -447,27 +451,6 @@ impl Rescue {
         let unknown = self.orphans.get(&key).and_then(|before| before.unknown);
         self.orphans.insert(key, Orphan { found, began: now, first: at, probes, unknown });
         Ok(())
-    }
-
-    /// Whether this replica can resume the connection from the record. If BPF programs made the
-    /// timestamps, this replica needs such programs, and the state that the timestamps name must
-    /// not be newer than the record.
-    fn can_resume<K: Keeper>(
-        &self,
-        record: &Record,
-        key: &FlowKey,
-        watch: &Watch<K>,
-    ) -> Result<bool, HoldError> {
-        let programs = watch.hold().programs();
-        if record.handshake.stamps.is_none() {
-            return Ok(true);
-        }
-        if !programs.issues() {
-            tracing::warn!(client = %key.client(), "its timestamps cannot be made here");
-            return Ok(false);
-        }
-        let own = programs.stamps().named(key)?;
-        Ok(own.is_none_or(|own| record.acknowledged().wrapping_sub(own.client_next) as i32 > 0))
     }
 
     /// Processes a packet of a connection that is searched for. If it shows the client's state, the

@@ -26,6 +26,8 @@ use crate::ts::{self, Absences, Found, Names};
 
 /// Interval at which states without a descriptor to wait for are checked.
 const LOOK: Duration = Duration::from_millis(100);
+/// Interval of attempts to register the terminators' connections, which wait for the lease.
+const REGISTRATION_LOOK: Duration = Duration::from_millis(2);
 /// Delay between an unexpected end of a connection and the probe of its server: the time in which a
 /// killed process exits.
 pub(super) const DEATH: Duration = Duration::from_millis(20);
@@ -111,7 +113,8 @@ impl Body {
             let now = Instant::now();
             let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
             let due = due.chain(self.leaving.deadline()).chain(self.refusals.deadline());
-            let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
+            let longest = if self.terminators.has_registrations() { REGISTRATION_LOOK } else { LOOK };
+            let pause = due.map(|at| at.saturating_duration_since(now)).fold(longest, Duration::min);
             let mut wakes = vec![self.shared.wake.as_fd()];
             wakes.extend(self.terminators.descriptors());
             let of_terminators = 1..wakes.len();
@@ -182,6 +185,7 @@ impl Body {
             }
             self.back(known.number);
         }
+        self.terminators.register(&mut self.watch, &mut self.rescue)?;
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
         let (mut named, names) = (Vec::new(), &mut self.names);
         let mut spoke = Vec::new();

@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::flow::{Asked, Reason, StoreOutcome};
-use crate::record::{MAX_STORED, Record, RecordError, Tuple};
+use crate::record::{Handshake, MAX_STORED, Record, RecordError, Tuple};
 
 /// Version of the messages. Agent and terminator of different versions do not work together.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of the longest message.
 pub const MAX_MESSAGE: usize = MAX_STORED + 64;
 /// Most ports of a terminator.
@@ -33,6 +33,17 @@ pub enum Request {
     Hello(Vec<u16>),
     /// To store this record.
     Store(Asked, Box<Record>),
+    /// To watch a connection that an earlier process of the agent watched, and to store its record.
+    /// Handshake and version of the record are those of [`Reply::Watched`], with later versions
+    /// counted by the terminator.
+    Register {
+        /// The terminator's names for connection and record.
+        asked: Asked,
+        /// The record.
+        record: Box<Record>,
+        /// Whether this replica had adopted the connection.
+        is_adopted: bool,
+    },
     /// The connection is not protected any more.
     Unprotected(Tuple, Reason),
     /// The terminator's FIN stands there, behind everything else.
@@ -49,7 +60,17 @@ pub enum Reply {
         /// What cannot be stored is held (`failure: closed`).
         closed: bool,
     },
-    /// The answer to `Store`.
+    /// Comes before the first answer for a connection that the terminator has not adopted: what the
+    /// agent knows of it, for [`Request::Register`].
+    Watched {
+        /// The terminator's name for the connection.
+        connection: u64,
+        /// Values and options of its handshake.
+        handshake: Handshake,
+        /// Version of its last record.
+        version: u32,
+    },
+    /// The answer to `Store` and `Register`.
     Stored(Asked, StoreOutcome),
     /// A connection to continue; its socket comes with the message.
     Adopt {
@@ -67,16 +88,25 @@ const STORE: u8 = 2;
 const UNPROTECTED: u8 = 3;
 const END: u8 = 4;
 const RESET: u8 = 5;
+const REGISTER: u8 = 6;
 const WELCOME: u8 = 16;
 const STORED: u8 = 17;
 const ADOPT: u8 = 18;
+const WATCHED: u8 = 19;
+
+/// Flags of an encoded handshake.
+const SACK: u8 = 1;
+const SCALES: u8 = 2;
+const TIMESTAMP: u8 = 4;
+const FIRST_TIMESTAMP: u8 = 8;
+const STAMPS: u8 = 16;
 
 impl Request {
     /// The service's port of the connection; 0 of `Hello`.
     pub(super) fn port(&self) -> u16 {
         match self {
             Request::Hello(_) => 0,
-            Request::Store(_, record) => record.tuple.service.port(),
+            Request::Store(_, record) | Request::Register { record, .. } => record.tuple.service.port(),
             Request::Unprotected(tuple, _) | Request::End(tuple, _) | Request::Reset(tuple) => {
                 tuple.service.port()
             }
@@ -92,6 +122,11 @@ impl Request {
             }
             Request::Store(asked, record) => {
                 out.push(STORE);
+                put_numbers(out, asked);
+                record.encode_into(out);
+            }
+            Request::Register { asked, record, is_adopted } => {
+                out.extend_from_slice(&[REGISTER, u8::from(*is_adopted)]);
                 put_numbers(out, asked);
                 record.encode_into(out);
             }
@@ -129,6 +164,10 @@ impl Request {
                 Request::Hello(ports)
             }
             STORE => Request::Store(from.numbers()?, from.record()?),
+            REGISTER => {
+                let is_adopted = from.flag()?;
+                Request::Register { asked: from.numbers()?, record: from.record()?, is_adopted }
+            }
             UNPROTECTED => {
                 let [reason] = from.array()?;
                 let reason = *Reason::ALL.get(usize::from(reason)).ok_or(MessageError::Malformed)?;
@@ -150,6 +189,12 @@ impl Reply {
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Reply::Welcome { closed } => out.extend_from_slice(&[WELCOME, VERSION, u8::from(*closed)]),
+            Reply::Watched { connection, handshake, version } => {
+                out.push(WATCHED);
+                out.extend_from_slice(&connection.to_be_bytes());
+                out.extend_from_slice(&version.to_be_bytes());
+                put_handshake(out, handshake);
+            }
             Reply::Stored(asked, outcome) => {
                 let outcome = match outcome {
                     StoreOutcome::Kept => 0,
@@ -178,8 +223,12 @@ impl Reply {
         let reply = match kind {
             WELCOME => {
                 from.version()?;
-                let [closed @ (0 | 1)] = from.array()? else { return Err(MessageError::Malformed) };
-                Reply::Welcome { closed: closed == 1 }
+                Reply::Welcome { closed: from.flag()? }
+            }
+            WATCHED => {
+                let connection = from.array().map(u64::from_be_bytes)?;
+                let version = from.number()?;
+                Reply::Watched { connection, handshake: from.handshake()?, version }
             }
             STORED => {
                 let outcome = match from.array()? {
@@ -191,9 +240,9 @@ impl Reply {
                 Reply::Stored(from.numbers()?, outcome)
             }
             ADOPT => {
-                let [knows @ (0 | 1)] = from.array()? else { return Err(MessageError::Malformed) };
-                let acked = from.array().map(u32::from_be_bytes)?;
-                let sent = Some(from.array().map(u32::from_be_bytes)?).filter(|_| knows == 1);
+                let knows = from.flag()?;
+                let (acked, sent) = (from.number()?, from.number()?);
+                let sent = knows.then_some(sent);
                 Reply::Adopt { record: from.record()?, acked, sent }
             }
             _ => return Err(MessageError::Malformed),
@@ -205,6 +254,26 @@ impl Reply {
 fn put_numbers(out: &mut Vec<u8>, asked: &Asked) {
     out.extend_from_slice(&asked.connection.to_be_bytes());
     out.extend_from_slice(&asked.ticket.to_be_bytes());
+}
+
+fn put_handshake(out: &mut Vec<u8>, handshake: &Handshake) {
+    let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, first_timestamp, stamps, at_ms } =
+        *handshake;
+    let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+    out.push(
+        flag(sack, SACK)
+            | flag(scales.is_some(), SCALES)
+            | flag(timestamp.is_some(), TIMESTAMP)
+            | flag(first_timestamp.is_some(), FIRST_TIMESTAMP)
+            | flag(stamps.is_some(), STAMPS),
+    );
+    for number in [Some(client_isn), Some(service_isn), timestamp, first_timestamp, stamps] {
+        out.extend_from_slice(&number.unwrap_or(0).to_be_bytes());
+    }
+    out.extend_from_slice(&mss.to_be_bytes());
+    let (theirs, ours) = scales.unwrap_or_default();
+    out.extend_from_slice(&[theirs, ours]);
+    out.extend_from_slice(&at_ms.to_be_bytes());
 }
 
 fn put_tuple(out: &mut Vec<u8>, tuple: &Tuple) {
@@ -230,6 +299,41 @@ impl Reader<'_> {
         let (first, rest) = self.0.split_first_chunk().ok_or(MessageError::Malformed)?;
         self.0 = rest;
         Ok(*first)
+    }
+
+    fn flag(&mut self) -> Result<bool, MessageError> {
+        match self.array()? {
+            [is @ (0 | 1)] => Ok(is == 1),
+            _ => Err(MessageError::Malformed),
+        }
+    }
+
+    fn number(&mut self) -> Result<u32, MessageError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn handshake(&mut self) -> Result<Handshake, MessageError> {
+        let [flags] = self.array()?;
+        let known = |flag: u8, number: u32| (flags & flag != 0).then_some(number);
+        let (client_isn, service_isn) = (self.number()?, self.number()?);
+        let timestamp = known(TIMESTAMP, self.number()?);
+        let first_timestamp = known(FIRST_TIMESTAMP, self.number()?);
+        let stamps = known(STAMPS, self.number()?);
+        let mss = self.array().map(u16::from_be_bytes)?;
+        let [theirs, ours] = self.array()?;
+        let scales = (flags & SCALES != 0).then_some((theirs, ours));
+        let (sack, at_ms) = (flags & SACK != 0, self.array().map(u64::from_be_bytes)?);
+        Ok(Handshake {
+            client_isn,
+            service_isn,
+            mss,
+            scales,
+            sack,
+            timestamp,
+            first_timestamp,
+            stamps,
+            at_ms,
+        })
     }
 
     fn version(&mut self) -> Result<(), MessageError> {
@@ -279,6 +383,21 @@ mod tests {
         Record { tls: Some(TlsState::new(vec![7; 300])), ..crate::testing::idle(tuple(), 1, 1) }
     }
 
+    /// A handshake in which each field has a value of its own.
+    fn full_handshake() -> Handshake {
+        Handshake {
+            client_isn: 1,
+            service_isn: 2,
+            mss: 1400,
+            scales: Some((7, 8)),
+            sack: true,
+            timestamp: Some(3),
+            first_timestamp: Some(4),
+            stamps: Some(5),
+            at_ms: 6,
+        }
+    }
+
     #[test]
     fn messages_are_read_as_they_were_written() {
         let tuple = record().tuple;
@@ -287,6 +406,7 @@ mod tests {
         for request in [
             Request::Hello(vec![443, 8443]),
             Request::Store(asked, Box::new(record())),
+            Request::Register { asked, record: Box::new(record()), is_adopted: true },
             Request::Unprotected(v6, Reason::Method),
             Request::End(tuple, 77),
             Request::Reset(v6),
@@ -303,6 +423,8 @@ mod tests {
         for reply in [
             Reply::Welcome { closed: true },
             Reply::Stored(asked, StoreOutcome::Unwatched),
+            Reply::Watched { connection: 5, handshake: record().handshake, version: 9 },
+            Reply::Watched { connection: u64::MAX, handshake: full_handshake(), version: u32::MAX },
             Reply::Adopt { record: Box::new(record()), acked: 9, sent: None },
             Reply::Adopt { record: Box::new(record()), acked: 9, sent: Some(8) },
         ] {

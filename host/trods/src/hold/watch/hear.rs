@@ -86,7 +86,7 @@ impl<K: Keeper> Watch<K> {
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
-                    let flow = match terminators.0.contains(&tuple.service.port()) {
+                    let flow = match terminators.ports.contains(&tuple.service.port()) {
                         true => Flow::of_terminator(tuple, &settings),
                         false => Flow::new(tuple, &settings),
                     };

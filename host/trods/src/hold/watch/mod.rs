@@ -4,10 +4,11 @@
 mod closing;
 mod hear;
 mod parting;
+mod terminated;
 mod terminator;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
 use super::{Frame, Hold, HoldError};
-use crate::flow::{Action, Asked, Flow, REQUEST_PATIENCE, Reason, Settings, StoreOutcome};
+use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
 use crate::lease::clock;
 use crate::record::{Age, Record, Tuple};
 
@@ -126,8 +127,7 @@ pub struct Watch<K> {
     refused: Vec<(FlowKey, u32)>,
     /// Issuer of each service ([`Watch::set_issuers`]), with whether unnamed responses are watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
-    /// Ports of this host's TLS terminators, and answers to them.
-    terminators: (HashSet<u16>, Vec<(FlowKey, Asked, StoreOutcome)>),
+    terminators: terminated::Terminators,
     /// Connections with BPF-made timestamps: those with a request, and those that ended.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
@@ -168,7 +168,7 @@ impl<K: Keeper> Watch<K> {
             refused: Vec::new(),
             closing: HashMap::new(),
             issuers: HashMap::new(),
-            terminators: Default::default(),
+            terminators: terminated::Terminators::default(),
             asked: Vec::new(),
             ended: Vec::new(),
             elsewhere: HashMap::new(),
@@ -251,16 +251,16 @@ impl<K: Keeper> Watch<K> {
                 let clients = self.hold.clients(*service)?.into_iter();
                 let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
+                    let key = FlowKey::new(client, *service);
                     formers.any |= are_formers;
                     if are_formers && follows {
                         // The kernel would send its own timestamps, and acknowledge unnamed data.
                         tracing::debug!(%client, "left to others: its process died");
-                        let key = FlowKey::new(client, *service);
                         self.hold.silence(&key)?;
                         formers.ended.extend(known.get(&key).map(|stamped| (key, *stamped)));
                     } else {
                         tracing::debug!(%client, "unprotected: it began before");
-                        *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
+                        self.terminators.note_begun(key, &mut self.status.unprotected);
                     }
                 }
             }
@@ -449,7 +449,7 @@ impl<K: Keeper> Watch<K> {
         match action {
             Action::Store { ticket, record } => self.keeper.store(key, ticket, &record),
             Action::Forget => self.keeper.forget(key),
-            Action::Answer(asked, outcome) => self.terminators.1.push((*key, asked, outcome)),
+            Action::Answer(asked, outcome) => self.terminators.answers.push((*key, asked, outcome)),
             Action::Blank(fields) => self.hold.programs.blank(key, &fields)?,
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
