@@ -43,6 +43,8 @@ def disk(old: str, new: str, test: str) -> Removal:
 AGEING = "transport:retired::tests::window_halves_each_second_and_ends_after_the_horizon"
 SIZES = "transport:retired::tests::larger_packets_are_fewer_and_smaller_ones_are_not_more"
 BYTES = "transport:retired::tests::no_byte_of_a_token_can_be_another"
+CLOCK = "transport:server::clock::tests::client_with_delayed_first_request_is_refused"
+KEPT = "transport:server::clock::tests::measured_clock_is_kept"
 OVER = "generation_ends_when_its_window_is_returned"
 USED = "used_window_is_not_returned"
 LIES = "client_with_a_false_proof_gets_no_window"
@@ -61,6 +63,10 @@ REMOVALS = {
         "timers.rs", "        self.last_received = now;\n        let awaits", "        let awaits", PATIENCE
     ),
     "address-told": pauses("receive.rs", "self.sealed_for = seen;", "let _ = seen;", TRANSLATED),
+    # The clock of Cubic.
+    "clock-refusal": window("server/clock.rs", "return Err(Refusal::Clock);", "return Ok(true);", CLOCK),
+    "clock-rekey": window("server/clock.rs", "Ok(is_slow || clock * of > srtt * times)", "Ok(is_slow)", CLOCK),
+    "clock-shortest": window("server/clock.rs", ".max(cubic::SHORTEST_US)", "", KEPT),
     # The token.
     "window-mac": sealed("equal_in_constant_time(&right, token).then_some(retired)", "Some(retired)", BYTES),
     "window-address": sealed(
