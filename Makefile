@@ -155,7 +155,7 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 
 # Figures: kernel TCP and Rivulet in the same run; JSON and plots in bench/results/
 
-BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py tls.py tls_kills.py trods.py trods_hangs.py cm.py watermark.py))))
+BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py tls.py tls_kills.py trods.py trods_hangs.py cm.py watermark.py wide.py))))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one

@@ -13,7 +13,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("soak", "chaos", "figure9", "figure16", "figure17"), (*STACK, *TOR, "controller/rivulet_controller")
     ),
-    **dict.fromkeys(("figure10", "figure11", "figure12", "host"), STACK),
+    **dict.fromkeys(("figure10", "figure11", "figure12", "host", "wide"), STACK),
     **dict.fromkeys(("stateless", "stateless-large"), ("host/plain", "host/server", "host/pktio", *TOR)),
     **dict.fromkeys(("trods", "trods-hangs"), ("host/trods", "host/bpf", "host/rivulet/src/agent")),
     "cm": ("host/cm", "host/libcm", "host/bpf", "host/cm-apps"),

@@ -28,6 +28,7 @@ from . import (
     switch,
     trods,
     trods_hangs,
+    wide,
 )
 from .bars import Bar
 from .cm_words import cm_words
@@ -410,6 +411,7 @@ SECTIONS = (
     Section("trods", "TRODS", trods_words, trods.bars),
     Section("trods-hangs", "TRODS: no download hangs", hangs_words, trods_hangs.bars),
     Section("cm", "The Congestion Manager", cm_words, cm.bars),
+    Section("wide", "The wide area: Figures 13 to 15", wide.words, wide.bars),
     Section("switch", "The switch", _switch, lambda d: switch.bars(d["summary"])),
     Section("transport", "The transport", _transport, transport_bars),
 )
@@ -447,9 +449,8 @@ def main() -> int:
         parts.append("Not measured yet:\n\n" + "\n".join(missing) + "\n")
     parts.append(_missed({section.title: section.bars(data) for section, data in kept.items()}))
     for section, data in kept.items():
-        head = f"`make bench-{section.name}`. {_machine(section.name, data)}."
-        if stale[section.title]:
-            head += f" {STALE} what it measures has changed since."
+        mark = f" {STALE} what it measures has changed since." if stale[section.title] else ""
+        head = f"`make bench-{section.name}`. {_machine(section.name, data)}.{mark}"
         text = [f"## {section.title}", head, section.render(data), _bars_table(section.bars(data))]
         if (RESULTS / f"{section.name}.png").exists():
             text.append(f"![{section.title}](../bench/results/{section.name}.png)")
