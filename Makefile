@@ -54,7 +54,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint, types, words, long files, files in circles, links of pages, drawings; committed P4 program matches; removals find their text
+check: setup protos ## format, lint, types, words, long files, files in circles, links of pages, tests that docs/security.md names, drawings; committed P4 program matches; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -68,6 +68,7 @@ check: setup protos ## format, lint, types, words, long files, files in circles,
 	python3 scripts/circles.py
 	python3 scripts/lines.py
 	python3 scripts/links.py
+	python3 scripts/security.py
 	python3 scripts/pictures --check
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \

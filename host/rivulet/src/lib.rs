@@ -6,6 +6,7 @@ pub mod cm;
 pub mod cm_udp;
 pub mod get;
 pub mod http;
+mod private_socket;
 mod process;
 pub mod run;
 mod second_chance;

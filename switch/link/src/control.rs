@@ -10,12 +10,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::Permissions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
 use crate::wire::{DIRECTIONS, Direction, Wire};
 
@@ -24,6 +27,9 @@ pub(crate) const TOKEN_BASE: u64 = 16;
 
 /// Largest number of connections at a time; further ones are closed at once.
 const MAX_CLIENTS: usize = 16;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Longest request line.
 const MAX_LINE: usize = 4096;
@@ -45,14 +51,20 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Listens at `path`. Replaces a socket without a listener; any other file is an error.
+    /// Listens at `path`, for this user and root. Replaces a socket without a listener; any other
+    /// file is an error.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
         if is_socket && UnixStream::connect(path).is_err() {
             std::fs::remove_file(path)?;
         }
-        let listener = UnixListener::bind(path)?;
-        listener.set_nonblocking(true)?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        bind(&listener, &SocketAddrUnix::new(path)?)?;
+        // No client can connect before it listens.
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        listen(&listener, BACKLOG)?;
+        let listener = listener.into();
         Ok(ControlServer { listener, path: path.into(), clients: BTreeMap::new(), next_token: TOKEN_BASE })
     }
 
@@ -208,4 +220,18 @@ pub fn request(path: &Path, line: &str) -> io::Result<String> {
         reply.push('\n');
     }
     Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_socket_is_for_its_owner_alone() {
+        let path = std::env::temp_dir().join(format!("rivulet-wire-{}.sock", std::process::id()));
+        let server = ControlServer::bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        drop(server);
+        assert!(!path.exists());
+    }
 }

@@ -21,9 +21,11 @@ use clap::Args;
 use rivulet_pktio::guard::Table;
 use rivulet_pktio::{Interface, PacketIo, TxFrame};
 use rivulet_server::heartbeat::FRAME;
+use rustix::net::SocketType;
 
 use super::plain::PlainTcp;
 use super::predecessor::{OVER, door};
+use crate::private_socket;
 
 /// Lifetime of the stand-in: long enough to upgrade and restart an agent.
 const STANDS: Duration = Duration::from_secs(20);
@@ -99,7 +101,8 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
     if std::fs::symlink_metadata(&args.socket).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(&args.socket);
     }
-    let listener = UnixListener::bind(&args.socket).context("the socket")?;
+    let listener = private_socket::listen_at(&args.socket, SocketType::STREAM).context("the socket")?;
+    let listener = UnixListener::from(listener);
     listener.set_nonblocking(true)?;
     let frames = frames();
     let mut out = io::stdout();

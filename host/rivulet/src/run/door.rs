@@ -1,7 +1,9 @@
 //! The socket through which preloaded shims request connections.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,23 +11,24 @@ use std::time::Duration;
 
 use rivulet_handoff::{CONNECT_REQUEST_BYTES, ConnectRequest, ErrorQuery, receive, send};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
+use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with};
+use tempfile::TempDir;
 
 use super::opening::Opener;
 use super::pump::is_closed;
+use crate::private_socket;
 
 /// Time limit for a shim's request to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Shims that wait to be accepted.
-const BACKLOG: i32 = 128;
+
+/// A folder for the socket that no other user can enter, whatever the umask is.
+pub(super) fn folder() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("rivulet-").permissions(Permissions::from_mode(0o700)).tempdir()
+}
 
 /// Listens at `path` from now on.
 pub(super) fn open(path: &Path, opener: Arc<Opener>) -> io::Result<()> {
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    bind(&listener, &SocketAddrUnix::new(path)?)?;
-    listen(&listener, BACKLOG)?;
+    let listener = private_socket::listen_at(path, SocketType::SEQPACKET)?;
     std::thread::Builder::new().name("door".into()).spawn(move || accept(&listener, &opener))?;
     Ok(())
 }
@@ -89,4 +92,15 @@ fn message(shim: &OwnedFd, flags: RecvFlags) -> Option<Vec<u8>> {
 /// Sends errno and descriptor. An error means that the shim has closed.
 fn reply(shim: &OwnedFd, errno: i32, end: Option<&UnixStream>) {
     let _ = send(shim, &errno.to_ne_bytes(), end.map(AsFd::as_fd));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stack_folder_is_for_its_user_alone() {
+        let mode = std::fs::metadata(folder().unwrap().path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o700);
+    }
 }

@@ -80,8 +80,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let stack = Stack::with_io(config, args.io).context("the stack thread")?;
     stack.remember_for_user();
     let stack = if args.separate { stack.separate() } else { stack };
-    let folder =
-        tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
+    let folder = door::folder().context("a folder for the stack's socket")?;
     let path = folder.path().join("stack");
     let opener = Arc::new(Opener::new(stack, args.wait));
     door::open(&path, opener.clone()).with_context(|| format!("{}", path.display()))?;
