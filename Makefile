@@ -104,10 +104,10 @@ e2e: ## short demos: kills, stalled replicas, an attacker, a new ToR, plain clie
 # The documentation site, of the pages of docs/ and beside it
 
 .PHONY: reference docs
-reference: setup ## pages and manual pages of rack.yaml, rivuletctl and rivulet-controller, and completions (build/reference)
+reference: build ## pages and manual pages of rack.yaml and all programs, and completions of shells (build/reference)
 	$(PY) scripts/reference build/reference
 
-docs: setup ## the documentation as a site that needs no network (build/site/html); a link that leads nowhere fails
+docs: build ## the documentation as a site that needs no network (build/site/html); a link that leads nowhere fails
 	python3 scripts/site/build.py
 
 # Packages and their contents

@@ -52,13 +52,17 @@ package() {
   say "$out/${name}_${version}_$arch.deb, $(du -h "$out/${name}_${version}_$arch.deb" | cut -f1)"
 }
 
-# Makes a manual page from the program's --help. Arguments: program, folder, one-line description.
-manual() {
-  local page=$2/$(basename "$1").1
-  { printf '.TH %s 1 "" "rivulet %s"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n' \
-    "$(basename "$1" | tr a-z A-Z)" "$version" "$(basename "$1")" "$3"
-    "$1" --help 2>&1 | sed 's/\\/\\\\/g; s/-/\\-/g; s/^\([.'"'"']\)/\\\&\1/'
-    printf '.fi\n'; } | gzip -9n >"$page.gz"
+# Installs the manual pages of programs and the shells' completions of the last one. Arguments: root of the package, pages.
+manuals() {
+  local root=$1 page; shift
+  for page in "$@"; do
+    install -d "$root/usr/share/man/man${page##*.}"
+    gzip -9nc "$reference/man/$page" >"$root/usr/share/man/man${page##*.}/$page.gz"
+  done
+  page=${page%.*}
+  install -D -m 644 "$reference/completions/bash/$page" "$root/usr/share/bash-completion/completions/$page"
+  install -D -m 644 "$reference/completions/zsh/_$page" "$root/usr/share/zsh/vendor-completions/_$page"
+  install -D -m 644 "$reference/completions/fish/$page.fish" "$root/usr/share/fish/vendor_completions.d/$page.fish"
 }
 
 depends() { # shared libraries of binaries, as Debian dependencies
@@ -72,8 +76,11 @@ depends() { # shared libraries of binaries, as Debian dependencies
   printf '%s' "$line"
 }
 
+reference=$out/reference
+RIVULET_BIN=$(realpath "$bin") .venv/bin/python scripts/reference "$reference"
+
 root=$out/rivulet
-install -d "$root"/usr/bin "$root"/usr/lib/rivulet "$root"/usr/share/rivulet/pipeline "$root"/usr/share/man/man1 \
+install -d "$root"/usr/bin "$root"/usr/lib/rivulet "$root"/usr/share/rivulet/pipeline \
   "$root"/lib/systemd/system "$root"/usr/share/doc/rivulet/examples "$root"/etc/rivulet
 for program in rivulet rivulet-switch rivulet-wire cm-udp rivulet-cm-apps; do
   install "$bin/$program" "$root/usr/bin/$program"
@@ -85,11 +92,7 @@ install -m 644 p4src/build/rivulet.json p4src/build/rivulet.p4info.txtpb "$root/
 install -d "$root/usr/share/rivulet/pipeline/host"
 install -m 644 p4src/build/host/rivulet.json p4src/build/host/rivulet.p4info.txtpb "$root/usr/share/rivulet/pipeline/host/"
 install -m 644 host/wireshark/rivulet.lua host/wireshark/rivulet-plain.lua "$root/usr/share/rivulet/"
-manual "$root/usr/bin/rivulet" "$root/usr/share/man/man1" "serve and fetch over Rivulet"
-manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in a process, with the flags of simple_switch_grpc"
-manual "$root/usr/bin/rivulet-wire" "$root/usr/share/man/man1" "rate, delay and loss between two interfaces"
-manual "$root/usr/bin/cm-udp" "$root/usr/share/man/man1" "sends and echoes by each interface of the Congestion Manager"
-manual "$root/usr/bin/rivulet-cm-apps" "$root/usr/share/man/man1" "streams that adapt by the Congestion Manager"
+manuals "$root" rivulet-switch.1 rivulet-wire.1 cm-udp.1 rivulet-cm-apps.1 rivulet.1
 for unit in switch replica agent tls cm; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
 install -m 644 packaging/etc/*.env "$root/usr/share/doc/rivulet/examples/"
 for page in operating troubleshooting; do gzip -9nc "docs/$page.md" >"$root/usr/share/doc/rivulet/$page.md.gz"; done
@@ -108,7 +111,7 @@ Description: server failover without state, for connections that do not break
 EOF
 
 root=$out/rivulet-controller
-install -d "$root"/usr/bin "$root"/usr/lib/rivulet/controller "$root"/usr/lib/rivulet/p4src "$root"/usr/share/man/man1 \
+install -d "$root"/usr/bin "$root"/usr/lib/rivulet/controller "$root"/usr/lib/rivulet/p4src \
   "$root"/lib/systemd/system "$root"/usr/share/doc/rivulet-controller/examples
 cp -r controller/rivulet_controller "$root/usr/lib/rivulet/controller/"
 find "$root" -name __pycache__ -prune -exec rm -rf {} +
@@ -133,8 +136,7 @@ sys.exit(main())
 EOF
   chmod 755 "$root/usr/bin/${entry%%:*}"
 done
-manual .venv/bin/rivulet-controller "$root/usr/share/man/man1" "the control plane of a Rivulet rack"
-TERM=dumb COLUMNS=100 manual .venv/bin/rivuletctl "$root/usr/share/man/man1" "asks and tells the controller of a Rivulet rack"
+manuals "$root" rivulet-rack.5 rivulet-controller.1 rivuletctl.1
 install -m 644 packaging/systemd/rivulet-controller.service "$root/lib/systemd/system/"
 install -m 644 controller/examples/rack.yaml "$root/usr/share/doc/rivulet-controller/examples/"
 python=$(.venv/bin/python -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')

@@ -122,9 +122,13 @@ def test_programs_have_help_and_manual_pages(machine: Machine) -> None:
     assert version in machine.do("rivulet-switch", "--version")
     for program, word in WORDS:
         assert word in machine.do(program, "--help"), program
-    for program in ("rivulet", "rivulet-switch", *(program for program, _ in WORDS)):
+    for program, word in (("rivulet", "keygen"), ("rivulet-switch", "--workers"), *WORDS):
         page = machine.do("zcat", f"/usr/share/man/man1/{program}.1.gz")
-        assert page.startswith(f".TH {program.upper()} 1") and "--help" in page.replace("\\-", "-"), program
+        assert page.startswith(f".TH {program.upper()} 1") and word in page.replace("\\-", "-"), program
+    assert "replicas" in machine.do("zcat", "/usr/share/man/man5/rivulet-rack.5.gz")
+    for program, word in (("rivulet", "keygen"), ("rivuletctl", "_RIVULETCTL_COMPLETE")):
+        for file in (f"bash-completion/completions/{program}", f"zsh/vendor-completions/_{program}"):
+            assert word in machine.do("cat", f"/usr/share/{file}"), file
     # None of the repository's files is visible in the machine.
     assert machine.run("ls", str(REPOSITORY)).stdout == ""
 

@@ -1,9 +1,10 @@
-"""Writes the reference of the Python programs and of the rack's file, from the programs themselves.
+"""Writes the reference of the programs and of the rack's file, from the programs themselves.
 
 .venv/bin/python scripts/reference FOLDER
 
 FOLDER gets `pages` (Markdown, for the site), `man` (manual pages) and `completions` (of shells): rivuletctl from its
-typer commands, rivulet-controller from its argparse parser, the rack's file from the controller's pydantic models.
+typer commands, rivulet-controller from its argparse parser, the rack's file from the controller's pydantic models, and
+the Rust programs (in target/release, or in the folder RIVULET_BIN) from what they print for --help.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import commands
 import configuration
+import programs
 
 
 def main() -> None:
@@ -24,12 +26,17 @@ def main() -> None:
     sections = configuration.sections()
     (folder / "pages" / "configuration.md").write_text(configuration.page(sections))
     (folder / "man" / "rivulet-rack.5").write_text(configuration.manual(sections))
-    for program in (commands.rivuletctl(), commands.controller()):
+    try:
+        built = programs.all_of_them()
+    except programs.NotBuiltError as e:
+        sys.exit(str(e))
+    for program in (commands.rivuletctl(), commands.controller(), *built):
         (folder / "pages" / f"{program.name}.md").write_text(commands.page(program))
         (folder / "man" / f"{program.name}.1").write_text(commands.manual(program))
-    for shell, file in commands.COMPLETIONS.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(commands.completion(shell))
+    for files, script in ((commands.COMPLETIONS, commands.completion), (programs.SHELLS, programs.completion)):
+        for shell, file in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(script(shell))
 
 
 if __name__ == "__main__":

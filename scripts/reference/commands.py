@@ -1,4 +1,4 @@
-"""The references of rivuletctl, from its typer commands, and of rivulet-controller, from its argparse parser."""
+"""References of programs: rivuletctl's from its typer commands, rivulet-controller's from its argparse parser."""
 
 from __future__ import annotations
 
@@ -114,12 +114,17 @@ def _meaning(option: Option) -> str:
 def manual(program: Command) -> str:
     """The manual page of a program with all of its commands."""
     text = roff.head(program.name, 1, program.about.rstrip("."))
-    text += roff.heading("synopsis") + f"\\fB{roff.escape(program.usage)}\\fR\n"
-    text += roff.heading("options") + _manual_options(program)
+    text += roff.heading("synopsis") + "\n.br\n".join(_bold(line) for line in program.usage.splitlines()) + "\n"
+    if program.arguments or program.options:
+        text += roff.heading("options") + _manual_options(program)
     if program.commands:
         text += roff.heading("commands") + "".join(_manual_command(inner) for inner in program.commands)
     text += roff.heading("see also") + roff.paragraph("rivulet-rack(5), rivulet(1)")
     return text
+
+
+def _bold(line: str) -> str:
+    return f"\\fB{roff.escape(line)}\\fR"
 
 
 def _manual_options(command: Command) -> str:

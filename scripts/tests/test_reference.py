@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts" / "reference"))
 import commands  # noqa: E402
 import configuration  # noqa: E402
+import programs  # noqa: E402
 
 from rivulet_controller.config import Config  # noqa: E402
 from rivulet_controller.model import Model  # noqa: E402
@@ -45,21 +46,74 @@ def test_key_without_description_or_form_is_refused() -> None:
 
 
 def test_every_option_and_argument_of_rivuletctl_has_words() -> None:
+    assert_described(commands.rivuletctl(), {"rivuletctl drain", "rivuletctl keys rotate"})
+
+
+def test_every_option_and_argument_of_programs_has_words() -> None:
+    wire = {"rivulet-wire set", "rivulet-wire show", "rivulet-wire stats"}
+    some = {"rivulet": {"rivulet get", "rivulet cm load"}, "rivulet-wire": wire, "cm-udp": {"cm-udp send"}}
+    for program in programs.all_of_them():
+        assert_described(program, some.get(program.name, set()))
+
+
+def assert_described(program: commands.Command, names: set[str]) -> None:
+    """Asserts that the program has these commands, and that all of its commands and options have descriptions."""
+
     def walk(command: commands.Command) -> list[commands.Command]:
         return [command, *(found for inner in command.commands for found in walk(inner))]
 
-    found = walk(commands.rivuletctl())
-    assert {"rivuletctl drain", "rivuletctl keys rotate"} <= {command.name for command in found}
+    found = walk(program)
+    assert names <= {command.name for command in found}
     for command in found:
         assert command.about, command.name
         assert all(option.meaning for option in (*command.arguments, *command.options)), command.name
+
+
+def test_help_text_is_parsed() -> None:
+    text = """Joins two things,
+whatever they are.
+
+Usage: join [OPTIONS] <A> <B>
+       join <COMMAND>
+
+Commands:
+  show  Prints the things
+  help  Print this message
+
+Arguments:
+  <A>
+          The first thing
+
+Options:
+  -r, --rate <RATE>
+          Bits a second,
+          in all
+
+          [default: 8]
+
+  -h, --help
+          Print help
+"""
+    found, inner = programs.parsed("join", text)
+    assert (found.about, inner) == ("Joins two things, whatever they are.", ["show", "help"])
+    assert found.usage == "join [OPTIONS] <A> <B>\njoin <COMMAND>"
+    assert found.arguments == [commands.Option("<A>", "The first thing")]
+    assert found.options == [commands.Option("-r, --rate <RATE>", "Bits a second, in all", "8")]
+
+
+def test_missing_program_is_an_error_that_names_its_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIVULET_BIN", str(tmp_path))
+    with pytest.raises(programs.NotBuiltError, match="rivulet: not there; `make build` makes it"):
+        programs.all_of_them()
 
 
 def test_manual_pages_have_no_warnings(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "reference"), str(tmp_path)]
     subprocess.run(command, check=True)
     pages = sorted(path.name for path in (tmp_path / "man").iterdir())
-    assert pages == ["rivulet-controller.1", "rivulet-rack.5", "rivuletctl.1"]
+    assert pages == sorted(
+        ["rivulet-rack.5", *(f"{n}.1" for n in ("rivuletctl", "rivulet-controller", *programs.NAMES))]
+    )
     for name in pages:
         shown = subprocess.run(
             ["man", "--warnings", "-l", str(tmp_path / "man" / name)], capture_output=True, text=True, check=False
@@ -68,10 +122,13 @@ def test_manual_pages_have_no_warnings(tmp_path: Path) -> None:
 
 
 def test_shell_completion_completes_a_command(tmp_path: Path) -> None:
-    script = tmp_path / "rivuletctl.bash"
-    script.write_text(commands.completion("bash"))
+    script = tmp_path / "script.bash"
     program = Path(sys.executable).with_name("rivuletctl")
-    words = f"source {script}; COMP_WORDS=(rivuletctl keys r); COMP_CWORD=2; _rivuletctl_completion {program}"
-    words += '; echo "$COMPREPLY"'
-    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("rotate\n", "")
+    for text, words, function, answer in (
+        (commands.completion("bash"), "rivuletctl keys r", f"_rivuletctl_completion {program}", "rotate"),
+        (programs.completion("bash"), "rivulet cm lo", "_rivulet rivulet lo cm", "load"),
+    ):
+        script.write_text(text)
+        line = f'source {script}; COMP_WORDS=({words}); COMP_CWORD=2; {function}; echo "$COMPREPLY"'
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == (f"{answer}\n", "")

@@ -1,11 +1,12 @@
 //! The `rivulet` command.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use rivulet_cli::agent::{self, AgentArgs, StandInArgs};
 use rivulet_cli::cm::{self, CmArgs};
 use rivulet_cli::get::{self, GetArgs};
@@ -44,6 +45,11 @@ enum Command {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
         service: u16,
     },
+    /// Prints the completion script of a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
 }
 
 fn main() -> ExitCode {
@@ -58,6 +64,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Cm(args) => cm::run(&args),
         Command::Keygen { file, service } => keygen(file.as_deref(), service),
+        Command::Completions { shell } => completions(shell),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -81,6 +88,13 @@ fn keygen(file: Option<&Path>, service: u16) -> anyhow::Result<u8> {
         return Ok(0);
     };
     keys.write(path)?;
+    Ok(0)
+}
+
+fn completions(shell: Shell) -> anyhow::Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "rivulet", &mut script);
+    std::io::stdout().write_all(&script)?;
     Ok(0)
 }
 
