@@ -51,7 +51,7 @@ LONG = {
 REMOVALS = (ROOT / "ptf-tests" / "removal.py", ROOT / "host" / "removal.py")
 """Programs that remove one defence at a time."""
 DEMOS = ("failover", "failover --checks host", "sick", "attack", "switch-restart", "stateless", "trods", "cm")
-BESIDE = (("packages", "demos", "python"), ("ptf", "ptf-host", "racks"))
+BESIDE = (("racks", "demos"), ("ptf", "ptf-host", "python"))
 """Lanes of parts that run, one after the other, beside `rust`, in their own network namespaces.
 
 They spend more than half of their time waiting for clocks and links.
