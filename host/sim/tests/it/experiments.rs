@@ -125,6 +125,7 @@ fn probes_do_not_fill_a_crowded_link() {
 
 /// One loss in 50,000 packets at 100 ms. Fails if the window follows Reno, or if its clock is wrong.
 #[test]
+#[ignore = "long: minutes of a nearly full link; the next test compares with RFC 9438 at higher loss"]
 fn cubic_gets_twice_renos_rate_on_long_paths() {
     let rate = |congestion| {
         let rates = (0..2).map(|seed| wide::rate(seed, congestion, 2e-5, 100 * MILLISECOND, 60 * SECOND));
