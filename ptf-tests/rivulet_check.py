@@ -24,6 +24,7 @@ from rivulet_wire import (
     HEARTBEAT_VERSION,
     INPUT,
     KINDS,
+    LEAST_CLOCK,
     MAX_ATTEMPT,
     MAX_ENTRIES,
     MAX_GAIN,
@@ -203,7 +204,7 @@ def _sealed_tail(r: _Reader) -> None:
     at = r.pos
     flags, gain = _fields(r, 1, 1)
     r.rule(flags & ~0x07 == 0, "continuation_flags", at)
-    r.rule(gain <= MAX_GAIN, "continuation_gain", at + 1)
+    r.rule(gain <= MAX_GAIN or gain >= LEAST_CLOCK, "continuation_gain", at + 1)
     _fields(r, 4, 8, 12)
 
 
