@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -200,22 +200,26 @@ class Story:
         """Starts the unprotected download at the replica that holds the other connection, which is harmed first."""
         beside = self.scene.beside
         wanted = yield from self._holder(self.scene.held, port)
+        tried: set[int] = set()
         for _ in range(TRIES):
             beside.begin(self.standing)
-            its_port = yield from self._port_of(beside)
+            # On a busy machine the connection of the curl before may not have ended yet.
+            its_port = yield from self._port_of(beside, tried)
             if (yield from self._holder(beside, its_port)) == wanted:
                 return
+            tried.add(its_port)
             self.standing.clients[beside.client][0].end()
         raise RackError(
             f"{TRIES} connections to {beside.url}, but none reached {wanted}, which holds the other download"
         )
 
-    def _port_of(self, site: Site) -> Generator[None, None, int]:
-        """The port of a client's connection, once it has one."""
+    def _port_of(self, site: Site, but: Collection[int] = ()) -> Generator[None, None, int]:
+        """The port of a client's connection that is not one of `but`, once it has one."""
         while True:
             lines = self.standing.rack.spaces[site.host].run(*SOCKETS, f"dport = :{site.port}").splitlines()
-            if lines:
-                return int(lines[0].split()[2].rpartition(":")[2])
+            ports = (int(line.split()[2].rpartition(":")[2]) for line in lines)
+            if found := [port for port in ports if port not in but]:
+                return found[0]
             yield from pause(LOOK_S)
 
     def _holder(self, site: Site, port: int, but: str = "") -> Generator[None, None, str]:
