@@ -140,7 +140,7 @@ local function stamp(tree, range, value, now, back_end)
     local length = (start - FIRST_START) * 4 + bits(value, 3, 2)
     sub:add(f.length, range, length)
     class(sub, range, bits(value, 15, 2))
-    sub:add(f.check, range, bits(value, 6, 9))
+    sub:add(f.check, range, bits(value, 5, 10))
     words = string.format("a back end's answer of %d", length)
   else
     start = (start - FIRST_START) * 64

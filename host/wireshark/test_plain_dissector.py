@@ -157,7 +157,7 @@ def test_large_answers(tmp_path: Path) -> None:
         assert (int(value, 16), int(kind), start) == (answer["value"], 2 if answer["repair"] else 1, "")
         assert (int(slot), int(window)) == (answer["at"] >> 16 & 0xFF, answer["window"])
         # The object's number is encrypted with a pad of the connection.
-        assert (bool(int(everything)), int(number, 16)) == (answer["all"], answer["value"] >> 5 & 0x3FF)
+        assert (bool(int(everything)), int(number, 16)) == (answer["all"], answer["value"] >> 6 & 0x1FF)
         assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
 
 
