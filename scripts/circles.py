@@ -14,13 +14,13 @@ line has all of its files. --update removes the files that are in no circle any 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import links
 import python_modules
 import rust_modules
 
@@ -40,13 +40,8 @@ def graphs(root: Path) -> Iterator[Graph]:
     for crate in (found for pattern in CRATES for found in sorted(root.glob(pattern))):
         for program in (found for pattern in PROGRAMS for found in sorted(crate.glob(pattern))):
             yield rust_modules.uses(program)
-    yield python_modules.uses([root / folder for folder in PYTHON_PATH], python_files(root))
-
-
-def python_files(root: Path) -> list[Path]:
-    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [root / name for name in names if (root / name).is_file()]
+    python = [root / name for name in links.files(root) if name.endswith(".py")]
+    yield python_modules.uses([root / folder for folder in PYTHON_PATH], python)
 
 
 def circles(graph: Graph) -> list[list[Path]]:

@@ -10,9 +10,12 @@ numbers into that table, never higher ones, and removes the files that have come
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import links
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 500
@@ -22,9 +25,7 @@ SOURCES = (".rs", ".py", ".c", ".h", ".p4", ".lua", ".sh")
 
 def long_files(root: Path) -> dict[str, int]:
     """Source files above the limit, with their numbers of lines."""
-    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    files = (name for name in sorted(set(names)) if name.endswith(SOURCES) and (root / name).is_file())
+    files = (name for name in links.files(root) if name.endswith(SOURCES))
     lines = {name: len((root / name).read_text(errors="replace").splitlines()) for name in files}
     return {name: count for name, count in lines.items() if count > LIMIT}
 

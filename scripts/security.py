@@ -11,10 +11,11 @@ are functions of Rust with an attribute `test`, functions of pytest, and classes
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import links
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/security.md"
@@ -30,13 +31,10 @@ CODE = re.compile(r"(`+)([^`]*)\1")
 
 def test_names(root: Path) -> set[str]:
     """Names of all tests in the repository, with those of files that are not committed yet."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     names: set[str] = set()
-    for path in (root / name for name in listed if name.endswith((".rs", ".py"))):
-        if path.is_file():
-            found = (RUST if path.suffix == ".rs" else PYTHON).findall(path.read_text())
-            names.update(name for one in found for name in ([one] if isinstance(one, str) else one) if name)
+    for path in (root / name for name in links.files(root) if name.endswith((".rs", ".py"))):
+        found = (RUST if path.suffix == ".rs" else PYTHON).findall(path.read_text())
+        names.update(name for one in found for name in ([one] if isinstance(one, str) else one) if name)
     return names
 
 

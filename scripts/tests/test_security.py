@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parent.parent / "security.py"
-spec = importlib.util.spec_from_file_location("rivulet_security", SCRIPT)
-assert spec is not None and spec.loader is not None
-security = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = security
-spec.loader.exec_module(security)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import security
 
 PAGE = """# Security
 
@@ -38,8 +33,7 @@ TESTS = {"first_test", "test_second", "Third"}
 
 
 def found(door: str, attack: str) -> list[str]:
-    problems: list[str] = security.problems(PAGE.format(door=door, attack=attack), TESTS)
-    return problems
+    return security.problems(PAGE.format(door=door, attack=attack), TESTS)
 
 
 def test_rows_with_existing_tests_pass() -> None:
