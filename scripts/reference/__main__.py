@@ -33,10 +33,11 @@ def main() -> None:
     for program in (commands.rivuletctl(), commands.controller(), *built):
         (folder / "pages" / f"{program.name}.md").write_text(commands.page(program))
         (folder / "man" / f"{program.name}.1").write_text(commands.manual(program))
-    for files, script in ((commands.COMPLETIONS, commands.completion), (programs.SHELLS, programs.completion)):
-        for shell, file in files.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(script(shell))
+    for name, script in (("rivuletctl", commands.completion), ("rivulet", programs.completion)):
+        for shell, file in commands.COMPLETIONS.items():
+            path = folder / file.format(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(script(shell))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,8 @@ from typer.completion import get_completion_script
 
 from rivulet_controller import cli, daemon
 
-COMPLETIONS = {
-    "bash": "completions/bash/rivuletctl",
-    "zsh": "completions/zsh/_rivuletctl",
-    "fish": "completions/fish/rivuletctl.fish",
-}
-"""The file of each shell's completion, named as the shell looks for it."""
+COMPLETIONS = {"bash": "completions/bash/{}", "zsh": "completions/zsh/_{}", "fish": "completions/fish/{}.fish"}
+"""The file of each shell's completion of a program, named as the shell looks for it."""
 
 
 @dataclass

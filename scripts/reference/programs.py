@@ -13,12 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = ("rivulet", "rivulet-switch", "rivulet-wire", "cm-udp", "rivulet-cm-apps")
 ABOUT = {"rivulet-switch": "A P4 switch in one process, with the flags of simple_switch_grpc."}
 """Descriptions of programs whose --help has none."""
-SHELLS = {
-    "bash": "completions/bash/rivulet",
-    "zsh": "completions/zsh/_rivulet",
-    "fish": "completions/fish/rivulet.fish",
-}
-"""The file of each shell's completion of `rivulet`, named as the shell looks for it."""
 OF_EVERY_PROGRAM = ("help", "version")
 
 
