@@ -138,14 +138,13 @@ impl Terminators {
         let Some(door) = self.door.as_ref().filter(|_| !self.registrations.is_empty()) else { return Ok(()) };
         let ports = door.ports();
         let is_served = |key: &FlowKey| watch.services().any(|service| *service == key.service());
-        let mut ready = Vec::new();
-        for (key, registration) in &self.registrations {
+        let is_ready = |(key, registration): &(&FlowKey, &Registration)| {
             let is_over = !ports.contains(&key.service().port())
                 || !is_served(key) && registration.since.elapsed() > PATIENCE;
-            if (is_over || watch.may_send(&key.service())) && ready.len() < REGISTERED_AT_ONCE {
-                ready.push(*key);
-            }
-        }
+            is_over || watch.may_send(&key.service())
+        };
+        let ready = self.registrations.iter().filter(is_ready).take(REGISTERED_AT_ONCE);
+        let ready: Vec<FlowKey> = ready.map(|(key, _)| *key).collect();
         for key in ready {
             let Some(registration) = self.registrations.remove(&key) else { continue };
             let Registration { asked, record, is_adopted, .. } = registration;
