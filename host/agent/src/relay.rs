@@ -7,13 +7,14 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rivulet_private_file::{SocketType, listen_at};
 use rivulet_server::service::Service;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -279,13 +280,12 @@ fn listen(path: &PathBuf, owner: Option<u32>) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
         fs::create_dir_all(folder)?;
     }
-    let listener = UnixListener::bind(path)?;
-    // A process that connects before this line is checked by its uid when it registers.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    let listener = std::os::unix::net::UnixListener::from(listen_at(path, SocketType::STREAM)?);
+    listener.set_nonblocking(true)?;
     if owner.is_some() {
         std::os::unix::fs::chown(path, owner, None)?;
     }
-    Ok(listener)
+    UnixListener::from_std(listener)
 }
 
 struct SocketServer(Arc<Shared>);

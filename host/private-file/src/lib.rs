@@ -1,11 +1,15 @@
 //! Files with keys or tokens: written for their owner only, and refused when other users can read
 //! or change them, as ssh does with private keys. All our programs read and write their secrets
-//! through this crate.
+//! through this crate. Sockets for their owner alone are made here too ([`listen_at`]).
+
+mod socket;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+
+pub use socket::{SocketType, listen_at};
 
 /// Permission bits of the group and of others.
 const GROUP_AND_OTHERS: u32 = 0o077;

@@ -6,7 +6,6 @@ pub mod cm;
 pub mod cm_udp;
 pub mod get;
 pub mod http;
-mod private_socket;
 mod process;
 pub mod run;
 mod second_chance;

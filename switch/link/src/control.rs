@@ -10,15 +10,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs::Permissions;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rivulet_private_file::{SocketType, listen_at};
 
 use crate::wire::{DIRECTIONS, Direction, Wire};
 
@@ -27,9 +26,6 @@ pub(crate) const TOKEN_BASE: u64 = 16;
 
 /// Largest number of connections at a time; further ones are closed at once.
 const MAX_CLIENTS: usize = 16;
-
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 
 /// Longest request line.
 const MAX_LINE: usize = 4096;
@@ -58,13 +54,8 @@ impl ControlServer {
         if is_socket && UnixStream::connect(path).is_err() {
             std::fs::remove_file(path)?;
         }
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        bind(&listener, &SocketAddrUnix::new(path)?)?;
-        // No client can connect before it listens.
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        listen(&listener, BACKLOG)?;
-        let listener = listener.into();
+        let listener = UnixListener::from(listen_at(path, SocketType::STREAM)?);
+        listener.set_nonblocking(true)?;
         Ok(ControlServer { listener, path: path.into(), clients: BTreeMap::new(), next_token: TOKEN_BASE })
     }
 
@@ -224,6 +215,8 @@ pub fn request(path: &Path, line: &str) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

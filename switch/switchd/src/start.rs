@@ -1,9 +1,9 @@
 //! Starts and stops the parts of the switch.
 
-use std::fs::Permissions;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
 use rivulet_link::poll::{now, signal_fd};
 use rivulet_p4rt::{Listener, PacketInSender, PacketIns, Server, ServerConfig, Tls, packet_in_channel};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rivulet_private_file::{SocketType, listen_at};
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -28,8 +28,6 @@ use crate::worker::{Worker, WorkerConfig, WorkerCounters};
 
 /// Packet-ins that can wait for the controller.
 const PACKET_INS: usize = 4096;
-/// Connections to a Unix socket that can wait to be accepted.
-const BACKLOG: i32 = 128;
 /// Longest private key in PEM: an RSA key of 16,384 bits has 13 kB.
 const MAX_KEY_BYTES: u64 = 64 << 10;
 /// Longest wait for running requests at the end.
@@ -227,7 +225,7 @@ fn start_logs(logs: std::sync::mpsc::Receiver<String>) -> anyhow::Result<()> {
 fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
     let listener = match addr.strip_prefix("unix:") {
         Some(path) => {
-            let listener = listen_unix(Path::new(path), None, runtime)?;
+            let listener = listen_unix(Path::new(path), false, runtime)?;
             println!("Server listening on {addr}");
             listener
         }
@@ -240,28 +238,23 @@ fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
     Ok(listener)
 }
 
-/// Listens at a Unix socket with these permissions, or those of the umask. Replaces a socket left
-/// by an earlier switch; any other file is an error.
-fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Result<Listener> {
+/// Listens at a Unix socket: a private one for this user and root, others with the permissions of
+/// the umask. Replaces a socket left by an earlier switch; any other file is an error.
+fn listen_unix(path: &Path, is_private: bool, runtime: &Runtime) -> anyhow::Result<Listener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
             bail!("{} exists and is not a socket", path.display());
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if UnixStream::connect(path).is_ok() {
             bail!("another process listens on {}", path.display());
         }
         std::fs::remove_file(path)?;
     }
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    if let Some(mode) = mode {
-        // No client can connect before it listens.
-        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
-    }
-    net::listen(&socket, BACKLOG)?;
+    let listener =
+        if is_private { listen_at(path, SocketType::STREAM)?.into() } else { UnixListener::bind(path)? };
+    listener.set_nonblocking(true)?;
     let _context = runtime.enter();
-    Ok(tokio::net::UnixListener::from_std(socket.into())?.into())
+    Ok(tokio::net::UnixListener::from_std(listener)?.into())
 }
 
 /// The running P4Runtime server.
@@ -282,7 +275,7 @@ impl Grpc {
             .with_context(|| format!("--grpc-server-addr {}", options.grpc_addr))?;
         let control = options.control_socket.as_deref();
         let control = control.map(|path| {
-            let listener = listen_unix(path, Some(0o600), runtime);
+            let listener = listen_unix(path, true, runtime);
             listener.with_context(|| format!("--control-socket {}", path.display()))
         });
         let control = control.transpose()?;

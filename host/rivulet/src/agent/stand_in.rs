@@ -20,12 +20,11 @@ use anyhow::Context;
 use clap::Args;
 use rivulet_pktio::guard::Table;
 use rivulet_pktio::{Interface, PacketIo, TxFrame};
+use rivulet_private_file::{SocketType, listen_at};
 use rivulet_server::heartbeat::FRAME;
-use rustix::net::SocketType;
 
 use super::plain::PlainTcp;
 use super::predecessor::{OVER, door};
-use crate::private_socket;
 
 /// Lifetime of the stand-in: long enough to upgrade and restart an agent.
 const STANDS: Duration = Duration::from_secs(20);
@@ -101,7 +100,7 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
     if std::fs::symlink_metadata(&args.socket).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(&args.socket);
     }
-    let listener = private_socket::listen_at(&args.socket, SocketType::STREAM).context("the socket")?;
+    let listener = listen_at(&args.socket, SocketType::STREAM).context("the socket")?;
     let listener = UnixListener::from(listener);
     listener.set_nonblocking(true)?;
     let frames = frames();

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rivulet_handoff::{CONNECT_REQUEST_BYTES, ConnectRequest, ErrorQuery, receive, send};
+use rivulet_private_file::{SocketType, listen_at};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{RecvFlags, SocketFlags, SocketType, accept_with};
+use rustix::net::{RecvFlags, SocketFlags, accept_with};
 use tempfile::TempDir;
 
 use super::opening::Opener;
 use super::pump::is_closed;
-use crate::private_socket;
 
 /// Time limit for a shim's request to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ pub(super) fn folder() -> io::Result<TempDir> {
 
 /// Listens at `path` from now on.
 pub(super) fn open(path: &Path, opener: Arc<Opener>) -> io::Result<()> {
-    let listener = private_socket::listen_at(path, SocketType::SEQPACKET)?;
+    let listener = listen_at(path, SocketType::SEQPACKET)?;
     std::thread::Builder::new().name("door".into()).spawn(move || accept(&listener, &opener))?;
     Ok(())
 }
